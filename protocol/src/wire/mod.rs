@@ -1,0 +1,18 @@
+//! Byte layouts of version 1 (SPEC.md, "Frames" and "Handshake"). All numbers are little-endian; every
+//! reserved byte is zero and a receiver refuses any other value.
+
+mod codec;
+mod extent;
+mod frame;
+mod handshake;
+
+pub use codec::{Reader, Writer};
+pub use extent::{Extent, ExtentFlags};
+pub use frame::{
+    Command, Control, ControlKind, Credits, EventCode, Fault, Frame, HeaderBytes, Hello, Payload, Placement, Rail,
+    Reply, Transfer, VERSION,
+};
+pub use handshake::{
+    Activate, Activated, Attach, AttachFlags, AttachMode, Attached, Auth, Family, Features, Handshake, Portal, Refused,
+    Verdict, VerdictKind, VolumeFlags, Welcome,
+};

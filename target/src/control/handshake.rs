@@ -1,0 +1,215 @@
+//! The handshake on one connection, from HELLO until it is the path of a queue (SPEC.md, "Handshake").
+//!
+//! ```text
+//!   HELLO ──▶ ◀── WELCOME      ATTACH ──▶ ◀── ATTACHED      ACTIVATE ──▶ [reactor] ◀── ACTIVATED
+//!                              (first connection only)
+//! ```
+//!
+//! Any step may be answered by REFUSED; then the connection ends.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use twinrail_fallback_tcp::{Options, Socket};
+use twinrail_protocol::limits::{HEADER_LEN, IN_CAPSULE_RANGE};
+use twinrail_protocol::target::QueueOptions;
+use twinrail_protocol::wire::{
+    Activate, Attach, Credits, Features, Frame, Handshake, Hello, Rail, Refused, VERSION, Welcome,
+};
+use twinrail_protocol::{BootId, Instance, Status};
+
+use super::listener::{Place, Stage};
+use super::refusal::Refusal;
+use super::sessions::Sessions;
+use super::wire::{Connection, Failure};
+use crate::reactor::mailbox::Activation;
+
+/// The lowest version that this target speaks.
+const VERSION_MIN: u16 = 1;
+
+/// What all handshakes need.
+#[derive(Debug)]
+pub(super) struct Host {
+    /// The target's name.
+    pub(super) name: String,
+    /// Changes when the host reboots.
+    pub(super) boot_id: BootId,
+    /// Names of the initiators that are allowed; empty for all.
+    pub(super) allow: Vec<String>,
+    /// Most slots of a queue.
+    pub(super) queue_depth: u16,
+    /// How long the peer may take for a frame.
+    pub(super) patience: Duration,
+    /// How sockets are set up.
+    pub(super) socket: Options,
+    pub(super) sessions: Arc<Sessions>,
+}
+
+/// A REFUSED frame.
+pub(super) fn refused(refusal: &Refusal) -> Refused<'_> {
+    Refused {
+        status: refusal.status,
+        version_min: VERSION_MIN,
+        version_max: VERSION,
+        retry_after_ms: refusal.retry_after_ms,
+        text: &refusal.text,
+    }
+}
+
+/// Shakes hands until the connection is a path. What is refused has been told so.
+pub(super) async fn shake(host: &Host, connection: &mut Option<Connection>, place: &Place) -> Result<(), Failure> {
+    let Some(c) = connection else { return Ok(()) };
+    let hello = c.read_hello().await?;
+    place.enter(Stage::Talking)?;
+    let initiator = c.read_name(hello.name).await?;
+    welcome(host, c, &hello, &initiator).await?;
+    let mut buffer = Vec::new();
+    let mut frame = c.read_frame(&mut buffer).await?;
+    let mut attached = Vec::new();
+    if let Handshake::Attach(attach) = frame {
+        place.enter(Stage::Attaching)?;
+        attach_volume(host, c, &initiator, &attach).await?;
+        place.enter(Stage::Talking)?;
+        frame = c.read_frame(&mut attached).await?;
+    }
+    match frame {
+        Handshake::Activate(activate) => {
+            place.enter(Stage::Activating)?;
+            hand_over(host, connection, &activate).await
+        }
+        other => {
+            let text = format!("a frame of kind {:#04x} isn't allowed here", other.kind());
+            Err(Refusal::new(Status::UNEXPECTED_FRAME, text).into())
+        }
+    }
+}
+
+async fn welcome(host: &Host, c: &mut Connection, hello: &Hello, initiator: &str) -> Result<(), Failure> {
+    let version = hello.version_max.min(VERSION);
+    if version < hello.version_min.max(VERSION_MIN) {
+        let text = format!(
+            "this target speaks versions {VERSION_MIN} to {VERSION} of the protocol, the initiator {} to {}; install \
+             releases that have one in common",
+            hello.version_min, hello.version_max
+        );
+        return Err(Refusal::new(Status::UNSUPPORTED_VERSION, text).into());
+    }
+    if !host.allow.is_empty() && !host.allow.iter().any(|name| name == initiator) {
+        let text = format!("initiator {initiator:?} isn't allowed here; add its name to the target's `allow`");
+        return Err(Refusal::new(Status::NOT_ALLOWED, text).into());
+    }
+    let features = Features(hello.features & Features::KNOWN.0);
+    let (boot_id, target_name) = (host.boot_id, host.name.as_str());
+    c.send(&Handshake::Welcome(Welcome { version, features, boot_id, auth_method: 0, target_name })).await
+}
+
+async fn attach_volume(host: &Host, c: &mut Connection, initiator: &str, attach: &Attach<'_>) -> Result<(), Failure> {
+    let session = host.sessions.attach(initiator, attach).await?;
+    tracing::info!(
+        session = %session.id,
+        initiator,
+        volume = session.volume.name,
+        mode = session.mode.name(),
+        generation = session.generation,
+        peer = %c.peer,
+        "session attached"
+    );
+    c.send(&Handshake::Attached(session.attached())).await
+}
+
+/// Gives the connection to its queue's reactor, which answers ACTIVATED. When it is refused, `connection`
+/// is there again, to say so.
+async fn hand_over(host: &Host, connection: &mut Option<Connection>, activate: &Activate<'_>) -> Result<(), Failure> {
+    if activate.rail != Rail::TCP {
+        let text = format!("this is a {} connection; it can't be a path on {}", Rail::TCP.name(), activate.rail.name());
+        return Err(Refusal::new(Status::BAD_PARAMETER, text).into());
+    }
+    let mut report = Vec::with_capacity(activate.report_len() * HEADER_LEN);
+    for command in activate.report() {
+        report.extend_from_slice(&Frame::Command(command?).encode());
+    }
+    let new_instance = random_instance()?;
+    let Some(Connection { stream, peer, patience }) = connection.take() else { return Ok(()) };
+    let socket = Socket::from_stream(stream.into_std()?, &host.socket)?;
+    let answer = match submit(host, activate, socket, new_instance, report) {
+        Ok(answer) => answer.await,
+        Err((refusal, socket)) => {
+            *connection = Some(Connection { stream: taken_back(&socket)?, peer, patience });
+            return Err(refusal.into());
+        }
+    };
+    match answer {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err((status, socket))) => {
+            host.sessions.path_failed(activate.session, activate.queue, activate.epoch);
+            *connection = Some(Connection { stream: taken_back(&socket)?, peer, patience });
+            Err(refusal_of(status, activate).into())
+        }
+        Err(_) => {
+            host.sessions.path_failed(activate.session, activate.queue, activate.epoch);
+            Err(io::Error::other("the reactor ended").into())
+        }
+    }
+}
+
+type ReactorAnswer = oneshot::Receiver<Result<(), (Status, Socket)>>;
+
+fn submit(
+    host: &Host,
+    activate: &Activate<'_>,
+    socket: Socket,
+    new_instance: Instance,
+    report: Vec<u8>,
+) -> Result<ReactorAnswer, (Refusal, Socket)> {
+    let Activate { session, secret, queue, epoch, instance, depth, in_capsule, .. } = *activate;
+    let permit = match host.sessions.activate(session, &secret, queue, epoch) {
+        Ok(permit) => permit,
+        Err(refusal) => return Err((refusal, socket)),
+    };
+    let session = permit.session().clone();
+    let options = QueueOptions {
+        depth: if depth == 0 { host.queue_depth } else { depth.min(host.queue_depth) },
+        in_capsule: in_capsule.clamp(*IN_CAPSULE_RANGE.start(), *IN_CAPSULE_RANGE.end()),
+        // The reactor's to set.
+        credits: Credits::default(),
+        geometry: session.volume.geometry,
+        read_only: session.read_only(),
+    };
+    let (done, answer) = oneshot::channel();
+    permit.send(Activation { socket, session, queue, epoch, instance, new_instance, options, report, done });
+    Ok(answer)
+}
+
+/// A connection that a reactor didn't take.
+fn taken_back(socket: &Socket) -> io::Result<TcpStream> {
+    TcpStream::from_std(std::net::TcpStream::from(socket.as_fd().try_clone_to_owned()?))
+}
+
+/// What a reactor's refusal means.
+fn refusal_of(status: Status, activate: &Activate<'_>) -> Refusal {
+    let Activate { session, queue, epoch, .. } = activate;
+    let text = match status {
+        Status::LIMIT_REACHED => {
+            let text = "the target has no buffer memory left for another queue; raise `arena` there, lower \
+                        `queue_depth`, or use fewer queues";
+            return Refusal::new(status, text).retry_after_ms(1000);
+        }
+        Status::SESSION_LOST => format!("queue {queue} of session {session} has another slot table; attach again"),
+        Status::STALE_EPOCH => format!("epoch {epoch} of queue {queue} isn't greater than the last one"),
+        Status::SUPERSEDED => format!("another path of queue {queue} is being activated; try again"),
+        Status::DRAINING => "this target is about to stop".into(),
+        _ => format!("queue {queue} of session {session} can't be activated"),
+    };
+    Refusal::new(status, text)
+}
+
+/// A number for a slot table: random, so that no other table ever had it, and not zero.
+fn random_instance() -> io::Result<Instance> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    Ok(Instance(u64::from_le_bytes(bytes).max(1)))
+}

@@ -1,0 +1,29 @@
+//! What an initiator is told when its handshake ends.
+
+use twinrail_protocol::Status;
+
+/// Why a handshake ends: a status for the program, a text for the person.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text} ({status})")]
+pub struct Refusal {
+    /// Why.
+    pub status: Status,
+    /// The thing's name and the remedy.
+    pub text: String,
+    /// When to try again, in milliseconds; 0 says nothing.
+    pub retry_after_ms: u32,
+}
+
+impl Refusal {
+    /// A refusal that doesn't go away by itself.
+    #[must_use]
+    pub fn new(status: Status, text: impl Into<String>) -> Self {
+        Self { status, text: text.into(), retry_after_ms: 0 }
+    }
+
+    /// The same, but it is worth another try after that many milliseconds.
+    #[must_use]
+    pub fn retry_after_ms(self, retry_after_ms: u32) -> Self {
+        Self { retry_after_ms, ..self }
+    }
+}

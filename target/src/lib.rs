@@ -13,6 +13,7 @@
 
 pub mod config;
 pub mod control;
+mod mapping;
 pub mod metrics;
 pub mod reactor;
 pub mod session;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use twinrail_protocol::target::FlushLedger;
-use twinrail_protocol::wire::{AttachMode, Attached, VolumeFlags};
+use twinrail_protocol::wire::{AttachMode, Attached};
 use twinrail_protocol::{Secret, SessionId};
 
 use crate::volume::Volume;
@@ -42,14 +42,13 @@ impl Session {
     #[must_use]
     pub fn attached(&self) -> Attached<'static> {
         let volume = &self.volume;
-        let read_only = if self.read_only() { VolumeFlags::READ_ONLY } else { VolumeFlags::default() };
         let mut attached = Attached::new(volume.id);
         attached.generation = self.generation;
         attached.size = volume.geometry.size;
         attached.logical_block = volume.geometry.logical_block;
         attached.physical_block = volume.geometry.physical_block;
         attached.max_transfer = volume.geometry.max_transfer;
-        attached.flags = volume.flags.with(read_only);
+        attached.flags = volume.flags;
         attached.queues = self.queues;
         attached.failed_syncs = volume.failed_syncs();
         attached

@@ -6,17 +6,15 @@
 //! again only after the completion (I3).
 
 use std::io;
-use std::ptr::NonNull;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags};
 use twinrail_protocol::buddy::Buddy;
+
+use crate::mapping::Mapping;
 
 /// The smallest block in bytes: a page, so that every block suits O_DIRECT.
 const UNIT: usize = 4096;
 /// The ring refuses a single registered buffer that is larger (seen with 6.18).
 pub(super) const CHUNK: usize = 1 << 30;
-/// Size of a huge page in bytes.
-const HUGE_PAGE: usize = 2 << 20;
 
 /// Where some bytes lie in the arena. Only an address: who may use it is a matter of its [`Block`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,48 +52,26 @@ impl Block {
 /// The mapping and who has which part of it.
 #[derive(Debug)]
 pub(super) struct Arena {
-    base: NonNull<u8>,
-    length: usize,
+    mapping: Mapping,
     buddy: Buddy,
-    huge: bool,
 }
 
 impl Arena {
     /// Maps `bytes`, rounded up to whole blocks of `largest`; with huge pages if there are any.
     pub(super) fn map(bytes: usize, largest: usize) -> io::Result<Self> {
-        let length = bytes.max(1).next_multiple_of(largest.next_power_of_two().max(HUGE_PAGE));
-        let map = |flags| {
-            let protection = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: a new private mapping, at an address of the kernel's choice, aliases nothing.
-            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, protection, flags) }
-        };
-        // Populated at once: a page fault on the data path would be paid by somebody's command (I8).
-        let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
-        let (address, huge) = match map(flags | MapFlags::HUGETLB) {
-            Ok(address) => (address, true),
-            Err(_) => (map(MapFlags::PRIVATE)?, false),
-        };
-        if !huge {
-            // SAFETY: the range is the mapping just made; advice doesn't change its content.
-            let advised = unsafe { rustix::mm::madvise(address, length, Advice::LinuxHugepage) };
-            // SAFETY: as above; the pages are made present now, after the advice, and huge where possible.
-            let populated = unsafe { rustix::mm::madvise(address, length, Advice::LinuxPopulateWrite) };
-            if let Err(error) = advised.and(populated) {
-                tracing::debug!(%error, "the arena's pages will be made when they are first used");
-            }
-        }
-        let base = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, length, buddy: Buddy::new(length, UNIT, largest), huge })
+        let length = bytes.max(1).next_multiple_of(largest.next_power_of_two());
+        let mapping = Mapping::new(length)?;
+        Ok(Self { buddy: Buddy::new(mapping.length(), UNIT, largest), mapping })
     }
 
     /// Whether the mapping has huge pages of its own (not those that the kernel may make of small ones).
     pub(super) fn huge(&self) -> bool {
-        self.huge
+        self.mapping.huge()
     }
 
     /// Bytes in all.
     pub(super) fn length(&self) -> usize {
-        self.length
+        self.mapping.length()
     }
 
     /// Bytes that nobody has.
@@ -124,45 +100,37 @@ impl Arena {
         let piece = self.inside(piece);
         // SAFETY: inside the mapping, which lives as long as `self`; `&self` keeps our own writes away, and
         // the kernel writes only to pieces of slots that are at storage, which the reactor doesn't read (I3).
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(piece.offset), piece.length) }
+        unsafe { std::slice::from_raw_parts(self.mapping.base().as_ptr().add(piece.offset), piece.length) }
     }
 
     /// The bytes of `piece`, to be changed.
     pub(super) fn bytes_mut(&mut self, piece: Piece) -> &mut [u8] {
         let piece = self.inside(piece);
         // SAFETY: as in `bytes`; `&mut self` makes it the only reference into the mapping.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(piece.offset), piece.length) }
+        unsafe { std::slice::from_raw_parts_mut(self.mapping.base().as_ptr().add(piece.offset), piece.length) }
     }
 
     /// Where the kernel finds `piece`, and its length.
     pub(super) fn address(&self, piece: Piece) -> (*mut u8, u32) {
         let piece = self.inside(piece);
         // SAFETY: inside the mapping.
-        (unsafe { self.base.as_ptr().add(piece.offset) }, piece.length as u32)
+        (unsafe { self.mapping.base().as_ptr().add(piece.offset) }, piece.length as u32)
     }
 
     /// The chunks to register with the ring, each at most [`CHUNK`] bytes.
     pub(super) fn chunks(&self) -> Vec<libc::iovec> {
         let chunk = |offset: usize| libc::iovec {
             // SAFETY: `offset` is inside the mapping.
-            iov_base: unsafe { self.base.as_ptr().add(offset) }.cast(),
-            iov_len: CHUNK.min(self.length - offset),
+            iov_base: unsafe { self.mapping.base().as_ptr().add(offset) }.cast(),
+            iov_len: CHUNK.min(self.length() - offset),
         };
-        (0..self.length).step_by(CHUNK).map(chunk).collect()
+        (0..self.length()).step_by(CHUNK).map(chunk).collect()
     }
 
     /// Pieces come from blocks and are always inside; a bug elsewhere must not become a wild pointer.
     fn inside(&self, piece: Piece) -> Piece {
-        let offset = piece.offset.min(self.length);
-        Piece { offset, length: piece.length.min(self.length - offset) }
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        // SAFETY: the mapping made in `map`, which nothing refers to any more: the ring that it was
-        // registered with is dropped first (field order in `Reactor`), which ends its operations (I3).
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+        let offset = piece.offset.min(self.length());
+        Piece { offset, length: piece.length.min(self.length() - offset) }
     }
 }
 

@@ -19,6 +19,7 @@ mod lane;
 pub mod mailbox;
 mod path;
 mod ring;
+mod spin;
 mod storage;
 
 use std::collections::HashMap;
@@ -41,6 +42,7 @@ use self::lane::Lane;
 use self::mailbox::{Activation, Exclusion, Mailbox, Message, Ticket};
 use self::path::{End, Path};
 use self::ring::{Ring, Tag, TagKind};
+use self::spin::Spin;
 use crate::metrics::{LaneMetrics, Metrics};
 use crate::volume::{Store, Volume};
 
@@ -118,7 +120,7 @@ pub struct Reactor {
     by_name: HashMap<(SessionId, QueueId), usize>,
     endings: Vec<Ending>,
     draining: Option<Draining>,
-    spin_limit_us: u64,
+    spin: Spin,
     next_tick_ms: u64,
 }
 
@@ -183,7 +185,7 @@ impl Reactor {
             "reactor ready"
         );
         let reactor_metrics = metrics.reactor(index);
-        let spin_limit_us = options.spin_us;
+        let spin = Spin::new(options.spin_us);
         let volume_metrics = volumes.iter().map(|v| metrics.volume(&v.name)).collect();
         reactor_metrics.arena_bytes.set(arena.length() as i64);
         let core = Core::new(ring, arena, index, options, mailboxes, events, reactor_metrics, volume_metrics);
@@ -195,7 +197,7 @@ impl Reactor {
             by_name: HashMap::with_capacity(1024),
             endings: Vec::new(),
             draining: None,
-            spin_limit_us,
+            spin,
             next_tick_ms: 0,
         })
     }
@@ -215,20 +217,13 @@ impl Reactor {
                 return;
             }
             if busy {
-                if idle_since_us.take().is_some() && self.core.options.spin_us > 0 {
-                    // Something came while spinning: it paid.
-                    self.spin_limit_us = (self.spin_limit_us * 2).clamp(1, self.core.options.spin_us);
-                }
+                idle_since_us = None;
                 continue;
             }
             let since = *idle_since_us.get_or_insert(self.core.now_us());
-            if self.core.now_us().saturating_sub(since) < self.spin_limit_us {
+            if self.core.now_us().saturating_sub(since) < self.spin.limit_us() {
                 std::hint::spin_loop();
                 continue;
-            }
-            if idle_since_us.take().is_some() {
-                // It didn't pay; but never give it up wholly, or it could never pay again.
-                self.spin_limit_us = (self.spin_limit_us / 2).max(self.core.options.spin_us.min(2));
             }
             self.core.metrics.turns.inc_by(std::mem::take(&mut turns));
             self.core.metrics.spins.inc_by(std::mem::take(&mut spins));
@@ -236,6 +231,9 @@ impl Reactor {
                 tracing::error!(%error, "the ring failed: this reactor ends");
                 return;
             }
+            self.core.tick();
+            self.spin.waited(self.core.now_us().saturating_sub(since));
+            idle_since_us = None;
         }
     }
 
@@ -273,7 +271,10 @@ impl Reactor {
             any = true;
             let lane = self.lanes.get_mut(tag.lane as usize).and_then(Option::as_mut);
             match (tag.kind, lane) {
-                (TagKind::Storage, Some(lane)) => lane.ring_ended(&mut self.core, tag, result),
+                (TagKind::Storage, Some(lane)) => {
+                    lane.ring_ended(&mut self.core, tag, result);
+                    lane.flush_batch(&mut self.core);
+                }
                 (TagKind::Readable | TagKind::Writable, Some(lane)) => lane.ready(&mut self.core, tag.kind, tag.check),
                 (TagKind::Mailbox, _) => {
                     self.mailbox.wake_up();

@@ -118,7 +118,7 @@ impl Path {
     /// peer doesn't take its replies. Each frame causes one reply or FETCH at most.
     pub(super) fn takes_frames(&self, depth: u16) -> bool {
         let room = self.outbound.len() < usize::from(depth) + SPARE_REPLIES;
-        room && !self.quiet && self.arriving.is_none_or(|a| a.placed)
+        room && !self.quiet && !self.is_blocked() && self.arriving.is_none_or(|a| a.placed)
     }
 
     /// Something came from the peer.

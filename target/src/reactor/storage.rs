@@ -82,6 +82,8 @@ impl Lane {
                 }
                 Fault::Fail(status) => {
                     if self.start(core, slot, sequence).is_some() {
+                        core.storage_error(volume.index);
+                        volume.errors.report(opcode.name(), &"injected");
                         self.begins_at_storage(core, slot, request);
                         self.finish(core, slot, sequence, status, 0);
                     }

@@ -1,8 +1,8 @@
 //! A volume in memory. Several reactors read and write it at once without a lock: the words are atomics,
 //! and overlapping concurrent commands mix word by word, which is the caller's affair (as on a disk).
 //!
-//! The pages come from the system when they are first touched, so that a large volume costs what was
-//! written to it. They don't go back before the end: a discard makes the range read as zeros, no more.
+//! The memory is taken when the volume is opened and given back when it is closed: a discard makes the range
+//! read as zeros, no more.
 
 use std::ops;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,11 +13,8 @@ use twinrail_protocol::{Range, crc32c_append};
 use zerocopy::FromZeros;
 
 use super::{HOLE, push_extent};
+use crate::mapping::{LINE, Mapping, WORD, load, store};
 
-/// Bytes of a word.
-const WORD: usize = size_of::<u64>();
-/// Words copied in one turn of the inner loop. Ranges are multiples of 512 bytes, thus of this.
-const LINE: usize = 8;
 /// Unit of BLOCK STATUS in bytes.
 const CHUNK: u64 = 64 * 1024;
 /// Bytes that are checksummed while they are still in the first-level cache. The checksum is at its best with
@@ -29,7 +26,7 @@ const CRC_STEP: usize = 24 * 1024;
 /// Ranges are multiples of 512 bytes within the size (`Geometry::range` sees to it); offsets outside are a
 /// bug of the caller and panic like an index.
 pub struct MemoryStore {
-    words: Box<[AtomicU64]>,
+    memory: Mapping,
     /// One bit for each chunk: written since it was last zeroed as a whole. A clear bit promises zeros.
     written: Box<[AtomicU64]>,
     size: u64,
@@ -38,13 +35,13 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// `size` bytes of zeros, none of which takes a page yet. Nothing if the system refuses so much.
+    /// `size` bytes of zeros. Nothing if the system doesn't have so much.
     #[must_use]
     pub fn new(size: u64) -> Option<Self> {
-        let words = usize::try_from(size.div_ceil(WORD as u64)).ok()?;
+        let length = usize::try_from(size).ok()?;
         let groups = usize::try_from(size.div_ceil(CHUNK).div_ceil(64)).ok()?;
         Some(Self {
-            words: FromZeros::new_box_zeroed_with_elems(words).ok()?,
+            memory: Mapping::new(length).ok()?,
             written: FromZeros::new_box_zeroed_with_elems(groups).ok()?,
             size,
             zeroing: Mutex::new(()),
@@ -84,7 +81,7 @@ impl MemoryStore {
         });
     }
 
-    /// Makes the range read as zeros. What was never written isn't touched, so that it takes no pages.
+    /// Makes the range read as zeros. What was never written isn't touched: it holds zeros.
     pub fn zero(&self, range: Range) {
         let _one_at_a_time = self.zeroing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut position = range.offset();
@@ -135,7 +132,7 @@ impl MemoryStore {
 
     fn words(&self, offset: u64, length: usize) -> &[AtomicU64] {
         debug_assert!(offset.is_multiple_of(WORD as u64) && length.is_multiple_of(LINE * WORD));
-        &self.words[offset as usize / WORD..][..length / WORD]
+        &self.memory.words()[offset as usize / WORD..][..length / WORD]
     }
 
     fn bit(&self, chunk: u64) -> (&AtomicU64, u64) {
@@ -157,25 +154,6 @@ impl MemoryStore {
 impl std::fmt::Debug for MemoryStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("MemoryStore").field("size", &self.size).finish_non_exhaustive()
-    }
-}
-
-/// The loop is unrolled by hand: the compiler neither merges nor unrolls atomic loads by itself.
-fn load(words: &[AtomicU64], out: &mut [u8]) {
-    let lines = words.as_chunks::<LINE>().0;
-    for (line, out) in lines.iter().zip(out.as_chunks_mut::<{ LINE * WORD }>().0) {
-        for (word, out) in line.iter().zip(out.as_chunks_mut::<WORD>().0) {
-            *out = word.load(Ordering::Relaxed).to_ne_bytes();
-        }
-    }
-}
-
-fn store(words: &[AtomicU64], data: &[u8]) {
-    let lines = words.as_chunks::<LINE>().0;
-    for (line, data) in lines.iter().zip(data.as_chunks::<{ LINE * WORD }>().0) {
-        for (word, data) in line.iter().zip(data.as_chunks::<WORD>().0) {
-            word.store(u64::from_ne_bytes(*data), Ordering::Relaxed);
-        }
     }
 }
 

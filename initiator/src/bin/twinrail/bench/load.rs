@@ -1,0 +1,179 @@
+//! The load on one queue: a thread that owns it keeps its depth in flight.
+
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use hdrhistogram::Histogram;
+use twinrail_initiator::{Buffer, Done, Error, NotTaken, Queue, Reason, Request};
+
+use super::random::Accesses;
+use crate::interrupt::Interrupt;
+
+/// How long a thread sleeps at most before it looks for a change of phase.
+const LONGEST_WAIT: Duration = Duration::from_millis(50);
+
+/// Longest latency that is told from longer ones, in nanoseconds: a minute.
+const LONGEST_NS: u64 = 60_000_000_000;
+
+/// What counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Phase {
+    /// Caches, congestion windows and clocks settle.
+    WarmUp = 0,
+    Measure = 1,
+    Stop = 2,
+}
+
+/// What the threads of all queues have in common.
+pub(super) struct Control<'a> {
+    phase: AtomicU8,
+    /// Threads that still measure.
+    busy: AtomicUsize,
+    interrupt: &'a Interrupt,
+}
+
+impl<'a> Control<'a> {
+    pub(super) fn new(queues: usize, interrupt: &'a Interrupt) -> Self {
+        Self { phase: AtomicU8::new(Phase::WarmUp as u8), busy: AtomicUsize::new(queues), interrupt }
+    }
+
+    pub(super) fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn phase(&self) -> Phase {
+        match self.phase.load(Ordering::Relaxed) {
+            0 => Phase::WarmUp,
+            1 => Phase::Measure,
+            _ => Phase::Stop,
+        }
+    }
+
+    /// Whether a thread has ended, or all of them.
+    pub(super) fn busy(&self) -> usize {
+        self.busy.load(Ordering::SeqCst)
+    }
+
+    fn thread_ends(&self) {
+        self.busy.fetch_sub(1, Ordering::SeqCst);
+        self.interrupt.notify();
+    }
+}
+
+/// What one queue brought.
+pub(super) struct Measured {
+    /// Latencies in nanoseconds.
+    pub(super) latency_ns: Histogram<u64>,
+    /// Requests that failed while it was measured.
+    pub(super) errors: u64,
+    /// The first failure at any time.
+    pub(super) first_error: Option<Error>,
+    pub(super) queue: Queue,
+}
+
+/// Runs the load until the phase is [`Phase::Stop`], or `most` requests were measured. There is one request in
+/// flight for each buffer.
+pub(super) fn run(
+    queue: Queue,
+    accesses: Accesses,
+    buffers: Vec<Buffer>,
+    most: Option<u64>,
+    control: &Control<'_>,
+) -> anyhow::Result<Measured> {
+    let latency_ns = Histogram::new_with_bounds(1, LONGEST_NS, 3).context("no histogram")?;
+    let mut load = Load {
+        begun: vec![Instant::now(); buffers.len()],
+        idle: buffers.into_iter().enumerate().collect(),
+        accesses,
+        left: most.unwrap_or(u64::MAX),
+        measured: Measured { latency_ns, errors: 0, first_error: None, queue },
+    };
+    let result = load.keep_up(control);
+    control.thread_ends();
+    result.map(|()| load.measured)
+}
+
+struct Load {
+    /// When the request in each place was begun.
+    begun: Vec<Instant>,
+    /// Places without a request, and their buffers.
+    idle: Vec<(usize, Buffer)>,
+    accesses: Accesses,
+    /// Requests that are still to be measured.
+    left: u64,
+    measured: Measured,
+}
+
+impl Load {
+    fn keep_up(&mut self, control: &Control<'_>) -> anyhow::Result<()> {
+        let depth = self.begun.len();
+        let mut ended: Vec<Done> = Vec::with_capacity(depth);
+        // One look at the clock serves for all that ended together and for what is begun in their place: a
+        // request that isn't the first of its place begins when the last one ended.
+        let mut now = Instant::now();
+        loop {
+            let phase = if self.left == 0 { Phase::Stop } else { control.phase() };
+            if phase != Phase::Stop {
+                self.begin(now)?;
+            } else if self.idle.len() == depth {
+                return Ok(());
+            }
+            let polled = self.measured.queue.poll(|done| ended.push(done));
+            if ended.is_empty() && polled.is_ok() {
+                self.measured.queue.wait(Some(LONGEST_WAIT));
+                continue;
+            }
+            now = Instant::now();
+            for done in ended.drain(..) {
+                self.end(done, phase == Phase::Measure, now);
+            }
+            if let Err(end) = polled {
+                // What was in flight says it more precisely.
+                return Err(self.measured.first_error.take().map_or_else(|| end.into(), Into::into));
+            }
+        }
+    }
+
+    /// Begins a request in every idle place that the target has granted a slot for.
+    fn begin(&mut self, now: Instant) -> anyhow::Result<()> {
+        while let Some((place, buffer)) = self.idle.pop() {
+            let (offset, reads) = self.accesses.next();
+            let request = if reads { Request::read(offset, buffer) } else { Request::write(offset, buffer) };
+            self.begun[place] = now;
+            let Err(NotTaken { request, reason }) = self.measured.queue.submit(request.with_token(place as u64)) else {
+                continue;
+            };
+            match reason {
+                Reason::Rejected(rejection) => return Err(Error::Rejected(rejection).into()),
+                // `poll` says how the path ended.
+                Reason::Full | Reason::Ended(_) => {
+                    self.idle.extend(request.buffer.map(|buffer| (place, buffer)));
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn end(&mut self, mut done: Done, measure: bool, now: Instant) {
+        let place = done.token as usize;
+        if let Some(buffer) = done.buffer.take() {
+            self.idle.push((place, buffer));
+        }
+        let measured = &mut self.measured;
+        if !done.status.is_ok() {
+            measured.errors += u64::from(measure);
+            let queue = &measured.queue;
+            let error = done.outcome(|| queue.end().cloned().unwrap_or(twinrail_initiator::PathEnd::Sibling)).err();
+            measured.first_error = measured.first_error.take().or(error);
+        } else if measure && self.left > 0 {
+            let ns = now.duration_since(self.begun[place]).as_nanos() as u64;
+            measured.latency_ns.saturating_record(ns);
+            self.left -= 1;
+        }
+    }
+}

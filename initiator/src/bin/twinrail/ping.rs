@@ -1,0 +1,92 @@
+//! `ping`: round trips to the reactor that serves the volume, none of them to the storage.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use hdrhistogram::Histogram;
+use serde::Serialize;
+use twinrail_initiator::VolumeUrl;
+
+use crate::attach::AttachArguments;
+use crate::exit::usage;
+use crate::interrupt::Interrupt;
+use crate::output;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// The volume: twinrail://host[:port]/volume
+    url: VolumeUrl,
+    /// Round trips
+    #[arg(long, short, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    count: u64,
+    /// Time between two of them in seconds; 0 leaves none
+    #[arg(long, short, default_value_t = 0.2, value_name = "SECONDS")]
+    interval: f64,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    attach: AttachArguments,
+}
+
+#[derive(Serialize)]
+struct Summary {
+    url: String,
+    target_name: String,
+    count: u64,
+    min_us: f64,
+    avg_us: f64,
+    p50_us: f64,
+    p99_us: f64,
+    max_us: f64,
+}
+
+pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<()> {
+    let Arguments { url, count, interval, json, attach } = arguments;
+    let interval =
+        Duration::try_from_secs_f64(*interval).ok().filter(|interval| *interval <= Duration::from_secs(3600));
+    let Some(interval) = interval else {
+        return Err(usage("--interval is a number of seconds from 0 to 3600, like 0.2"));
+    };
+    // One round trip at a time needs one queue.
+    let attach = AttachArguments { queues: Some(attach.queues.unwrap_or(1)), ..attach.clone() };
+    let volume = attach.to_read(url)?;
+    interrupt.finish_first();
+    let mut trips_ns = Histogram::<u64>::new(3)?;
+    let mut interrupted = Ok(());
+    for number in 1..=*count {
+        let trip = volume.ping().with_context(|| url.to_string())?;
+        trips_ns.record(u64::try_from(trip.as_nanos()).unwrap_or(u64::MAX))?;
+        if !json {
+            output::print(&format!("{url}: round trip {number} took {:.1} us", trip.as_secs_f64() * 1e6))?;
+        }
+        if number < *count {
+            interrupted = interrupt.wait(interval, || false);
+            if interrupted.is_err() {
+                break;
+            }
+        }
+    }
+    let us = |ns: u64| ns as f64 / 1e3;
+    let summary = Summary {
+        url: url.to_string(),
+        target_name: volume.as_async().target_name().to_owned(),
+        count: trips_ns.len(),
+        min_us: us(trips_ns.min()),
+        avg_us: trips_ns.mean() / 1e3,
+        p50_us: us(trips_ns.value_at_quantile(0.5)),
+        p99_us: us(trips_ns.value_at_quantile(0.99)),
+        max_us: us(trips_ns.max()),
+    };
+    volume.close()?;
+    if *json {
+        output::print_json(&summary)?;
+    } else {
+        let Summary { target_name, count, min_us, avg_us, p99_us, max_us, .. } = &summary;
+        output::print(&format!(
+            "{count} round trips to {target_name}: min {min_us:.1} us, avg {avg_us:.1} us, p99 {p99_us:.1} us, \
+             max {max_us:.1} us"
+        ))?;
+    }
+    Ok(interrupted?)
+}

@@ -1,0 +1,509 @@
+//! The bottom: one queue and its path, owned by one thread. No lock, and no allocation per command.
+//!
+//! [`twinrail_protocol::initiator::Queue`] decides about slots, sequences and credits; the rail moves bytes;
+//! this brings the two together with the caller's buffers and with time. Here commands go out and replies come
+//! in; `control` has the control frames, `wait` the waiting, `end` the end, `flights` the commands that
+//! are out.
+
+mod control;
+mod end;
+mod flights;
+mod spin;
+mod wait;
+
+use twinrail_fallback_tcp::{Arrival, Filled, Flushed, Inbound, Outbound, Socket};
+use twinrail_protocol::ids::{Epoch, Instance};
+use twinrail_protocol::initiator::{self as core, Incoming, Operation, Outgoing, QueueOptions};
+use twinrail_protocol::liveness::Liveness;
+use twinrail_protocol::wire::{ControlKind, Credits, Frame, Payload, Placement, Rail, Reply};
+use twinrail_protocol::{ControlCredit, Geometry, Opcode, QueueId, Slot, Status, Violation, crc32c};
+
+use self::flights::{Arriving, FlightId, Flights};
+use self::spin::Spin;
+use self::wait::Look;
+use crate::doorbell::Doorbell;
+use crate::error::PathEnd;
+use crate::metrics::QueueMetrics;
+use crate::options::Options;
+use crate::request::{Done, NotTaken, Reason, Request};
+use crate::session::Session;
+
+/// Bytes sent, and bytes received, in one turn at most: the other direction and the caller want theirs.
+const TURN_BYTES: usize = 4 << 20;
+
+/// How often what was counted is passed on, in nanoseconds: often enough for a gauge, and rare enough to cost
+/// nothing.
+const METRICS_PERIOD_NS: u64 = 100_000_000;
+
+/// How often a queue that has nothing in flight looks at its socket while somebody polls it, in nanoseconds.
+/// Only control frames can come then, and a look is a call to the kernel.
+const IDLE_LOOK_NS: u64 = 1_000_000;
+
+/// One queue of a session. It moves only while its owner calls [`Self::poll`]:
+///
+/// 1. [`Self::submit`] takes commands, as many as the target has granted slots;
+/// 2. [`Self::poll`] sends what waits, receives what is there and tells what has ended; it never blocks;
+/// 3. [`Self::wait`] blocks until there is something to poll for.
+///
+/// When `poll` fails the path has ended: every command was given back with [`Status::CONNECTION_LOST`].
+#[derive(Debug)]
+pub struct Queue {
+    id: QueueId,
+    session: Session,
+    core: core::Queue,
+    geometry: Geometry,
+    read_only: bool,
+    /// None once the path has ended.
+    socket: Option<Socket>,
+    inbound: Inbound,
+    outbound: Outbound<FlightId>,
+    /// Data frames that may wait to be sent.
+    outbound_room: usize,
+    /// The socket took less than it was offered.
+    blocked: bool,
+    flights: Flights,
+    arriving: Option<Arriving>,
+    /// What the look in `wait` brought; `poll` goes on from there.
+    looked: Option<Look>,
+    /// Something to send, or to take in, was left for the next turn.
+    unsent: bool,
+    unread: bool,
+    end: Option<PathEnd>,
+    closing: bool,
+    /// Token of the change of credits that is answered once the new grant is kept to.
+    credit_event: Option<u64>,
+    control_credit: ControlCredit,
+    liveness: Liveness,
+    silent: bool,
+    doorbell: Doorbell,
+    spin: Spin,
+    now_ns: u64,
+    /// The stamp for submissions is as old as the last poll, and a batch shares one.
+    stamped: bool,
+    next_pulse_ns: u64,
+    next_metrics_ns: u64,
+    next_look_ns: u64,
+    metrics: QueueMetrics,
+}
+
+impl Queue {
+    pub(crate) fn new(
+        id: QueueId,
+        session: &Session,
+        options: &Options,
+        socket: Socket,
+        instance: Instance,
+        agreed: QueueOptions,
+        doorbell: Doorbell,
+    ) -> Self {
+        let depth = agreed.depth;
+        let outbound_room = 2 * usize::from(depth);
+        Self {
+            id,
+            core: core::Queue::new(agreed, instance, Epoch(1)),
+            geometry: session.geometry(),
+            read_only: session.read_only(),
+            socket: Some(socket),
+            inbound: Inbound::new(agreed.in_capsule),
+            outbound: Outbound::new(outbound_room),
+            outbound_room,
+            blocked: false,
+            flights: Flights::new(depth),
+            arriving: None,
+            looked: None,
+            unsent: false,
+            unread: false,
+            end: None,
+            closing: false,
+            credit_event: None,
+            control_credit: ControlCredit::default(),
+            liveness: Liveness::new(options.probe_period_ms, session.now_ns() / 1_000_000),
+            silent: false,
+            doorbell,
+            spin: Spin::new(u64::from(options.spin_us) * 1_000),
+            now_ns: session.now_ns(),
+            stamped: true,
+            next_pulse_ns: 0,
+            next_metrics_ns: 0,
+            next_look_ns: 0,
+            metrics: session.metrics().queue(Rail::TCP),
+            session: session.clone(),
+        }
+    }
+
+    /// The queue's number in its session.
+    #[must_use]
+    pub fn id(&self) -> QueueId {
+        self.id
+    }
+
+    /// The session.
+    #[must_use]
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Slots of the queue: no more commands are ever in flight.
+    #[must_use]
+    pub fn depth(&self) -> u16 {
+        self.core.options().depth
+    }
+
+    /// Longest payload in bytes that goes with its command or reply.
+    #[must_use]
+    pub fn in_capsule(&self) -> u32 {
+        self.core.options().in_capsule
+    }
+
+    /// Slots and data window that the target grants now.
+    #[must_use]
+    pub fn credits(&self) -> Credits {
+        self.core.allowance().said()
+    }
+
+    /// The rail of the queue's path; nothing once it has ended.
+    #[must_use]
+    pub fn rail(&self) -> Option<Rail> {
+        self.socket.as_ref().map(|_| Rail::TCP)
+    }
+
+    /// The congestion control of the queue's path, where the rail has one.
+    #[must_use]
+    pub fn congestion(&self) -> Option<&str> {
+        self.socket.as_ref().map(Socket::congestion)
+    }
+
+    /// Commands that have a slot.
+    #[inline]
+    #[must_use]
+    pub fn in_flight(&self) -> u16 {
+        self.core.outstanding()
+    }
+
+    /// Whether [`Self::submit`] finds a free slot.
+    #[inline]
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.core.has_room() && self.flights.next().is_some()
+    }
+
+    /// How the path ended, if it has.
+    #[must_use]
+    pub fn end(&self) -> Option<&PathEnd> {
+        self.end.as_ref()
+    }
+
+    /// Wakes [`Self::wait`] from another thread.
+    #[must_use]
+    pub fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
+    }
+
+    /// Takes a command; it is sent by the next [`Self::poll`].
+    ///
+    /// # Errors
+    /// The request itself, and why it was not taken.
+    pub fn submit(&mut self, request: Request) -> Result<(), NotTaken> {
+        if !self.stamped {
+            self.stamp();
+        }
+        let begun_ns = self.now_ns;
+        self.submit_begun(request, begun_ns)
+    }
+
+    /// As [`Self::submit`], for a command that the caller wanted at `begun_ns`.
+    pub(crate) fn submit_begun(&mut self, request: Request, begun_ns: u64) -> Result<(), NotTaken> {
+        if let Some(end) = &self.end {
+            return Err(NotTaken { request, reason: Reason::Ended(end.clone()) });
+        }
+        self.geometry.size = self.session.geometry().size;
+        let length = match request.check(&self.geometry, self.read_only) {
+            Ok(length) => length,
+            Err(rejection) => return Err(NotTaken { request, reason: Reason::Rejected(rejection) }),
+        };
+        let Some(flight) = self.flights.next().filter(|_| self.core.has_room()) else {
+            return Err(NotTaken { request, reason: Reason::Full });
+        };
+        let buffer = request.buffer.as_deref().unwrap_or_default();
+        let Request { opcode, flags, offset, .. } = request;
+        let payload = match length {
+            0 => Payload::default(),
+            _ => Payload { length, crc: request.crc.unwrap_or_else(|| crc32c(buffer)) },
+        };
+        // What a reply may bring: READ's buffer was held against its range.
+        let brings_back = matches!(opcode, Opcode::READ | Opcode::BLOCK_STATUS | Opcode::IDENTIFY);
+        let room = if brings_back { u32::try_from(buffer.len()).unwrap_or(u32::MAX) } else { 0 };
+        let (placement, token) = (Placement::default(), flight.token());
+        let operation = Operation { opcode, flags, offset, length: request.length, payload, room, placement, token };
+        match self.core.submit(&operation) {
+            Some(slot) => {
+                self.flights.begin(slot, request, length, begun_ns);
+                self.unsent = true;
+                self.metrics.touch();
+                Ok(())
+            }
+            None => Err(NotTaken { request, reason: Reason::Full }),
+        }
+    }
+
+    /// Sends what waits, receives what is there, and tells `done` what has ended; gives their number.
+    ///
+    /// # Errors
+    /// How the path ended. Every command in flight was told to `done` as lost before.
+    pub fn poll(&mut self, mut done: impl FnMut(Done)) -> Result<usize, PathEnd> {
+        if let Some(end) = &self.end {
+            return Err(end.clone());
+        }
+        let mut count = 0;
+        let mut counted = |ended: Done| {
+            count += 1;
+            done(ended);
+        };
+        self.stamp();
+        match self.turn(&mut counted) {
+            Ok(()) => {
+                self.stamped = false;
+                Ok(count)
+            }
+            Err(end) => {
+                self.end_path(&end, &mut counted);
+                Err(end)
+            }
+        }
+    }
+
+    fn turn(&mut self, done: &mut impl FnMut(Done)) -> Result<(), PathEnd> {
+        if self.session.has_ended() {
+            return Err(if self.session.end() == Some(&PathEnd::Closed) { PathEnd::Closed } else { PathEnd::Sibling });
+        }
+        if let Err(end) = self.send(done) {
+            return Err(self.last_words(end, done));
+        }
+        self.receive(done)?;
+        self.settle_credits()?;
+        if !self.blocked {
+            // Answers to control frames, payloads that were asked for.
+            self.send(done)?;
+        }
+        if self.now_ns >= self.next_pulse_ns {
+            self.pulse()?;
+        }
+        if self.now_ns >= self.next_metrics_ns {
+            self.pass_metrics_on();
+        }
+        Ok(())
+    }
+
+    /// Gives frames to the socket, as many as it takes.
+    fn send(&mut self, done: &mut impl FnMut(Done)) -> Result<(), PathEnd> {
+        let mut left = TURN_BYTES;
+        loop {
+            while self.outbound.len() < self.outbound_room {
+                let Some(Outgoing { frame, payload_of }) = self.core.next_frame() else { break };
+                let slot = match frame {
+                    Frame::Command(ref command) => Some(command.slot),
+                    _ => payload_of,
+                };
+                if let Some(slot) = slot {
+                    self.flights.railed(self.flights.of(slot), self.now_ns, payload_of.is_some());
+                }
+                let payload = payload_of.map(|slot| self.flights.of(slot));
+                if self.outbound.push(frame.encode(), payload).is_err() {
+                    return Err(ours("more frames wait than there is room for"));
+                }
+            }
+            if self.outbound.is_empty() {
+                (self.blocked, self.unsent) = (false, false);
+                return Ok(());
+            }
+            let Some(socket) = &self.socket else { return Ok(()) };
+            let flights = &self.flights;
+            let flushed = self.outbound.flush(socket, left, |&id| flights.payload(id), |id| flights.sent(id))?;
+            if self.flights.any_lingering() {
+                self.flights.end_lingering(self.now_ns, &mut self.metrics, done);
+            }
+            self.blocked = flushed == Flushed::WouldBlock;
+            self.unsent = flushed == Flushed::More;
+            if flushed != Flushed::Empty {
+                return Ok(());
+            }
+            // Room for frames that had to wait for it; mostly there are none.
+            left = left.min(TURN_BYTES / 2);
+        }
+    }
+
+    /// Takes in what the socket has.
+    fn receive(&mut self, done: &mut impl FnMut(Done)) -> Result<(), PathEnd> {
+        if self.core.outstanding() == 0 && self.looked.is_none() && !self.unread && self.now_ns < self.next_look_ns {
+            return Ok(());
+        }
+        self.next_look_ns = self.now_ns + IDLE_LOOK_NS;
+        self.unread = false;
+        let mut budget = TURN_BYTES;
+        let mut drained = false;
+        loop {
+            let arrival = self.inbound.next().map_err(Violation::from)?;
+            if is_answer(&arrival) {
+                self.liveness.answered(self.now_ns / 1_000_000);
+            }
+            match arrival {
+                Arrival::Pending => match self.looked.take() {
+                    Some(Look::End(end)) => return Err(end),
+                    Some(Look::Bytes { drained: all }) => drained = all,
+                    None if drained => return Ok(()),
+                    None if budget == 0 => {
+                        self.unread = true;
+                        return Ok(());
+                    }
+                    None => match self.fill()? {
+                        Filled::Bytes { count, drained: all } => {
+                            budget = budget.saturating_sub(count);
+                            drained = all;
+                        }
+                        Filled::WouldBlock => return Ok(()),
+                        Filled::Closed => return Err(self.closed_by_target()),
+                        Filled::Full => return Err(ours("no room to receive although everything was taken")),
+                    },
+                },
+                Arrival::Frame { frame: Frame::Reply(reply), payload } => match self.core.receive(&reply)? {
+                    Incoming::Receive { slot, .. } => {
+                        let flight = self.flights.of(slot);
+                        let crc = self.flights.fill_staged(flight, payload);
+                        self.metrics.staged_bytes.inc_by(payload.len() as u64);
+                        self.arrived(&reply.payload, slot, crc, done);
+                    }
+                    other => self.replied(other, done),
+                },
+                Arrival::Frame { frame: Frame::Fetch(fetch), .. } => self.core.fetch(&fetch)?,
+                Arrival::Frame { frame: Frame::Control(control), payload } => {
+                    let text = match control.kind {
+                        ControlKind::Disconnect => control.payload.text(payload).map_err(Violation::from)?.to_owned(),
+                        _ => String::new(),
+                    };
+                    self.control(&control, text)?;
+                }
+                Arrival::Large { frame: Frame::Reply(reply) } => self.place(&reply, done)?,
+                Arrival::Frame { .. } | Arrival::Large { .. } => {
+                    let detail = "a frame that only initiators send";
+                    return Err(Violation { status: Status::UNEXPECTED_FRAME, detail }.into());
+                }
+                Arrival::PayloadComplete => {
+                    if let Some(arriving) = self.arriving.take() {
+                        let Arriving { slot, length, expected_crc, .. } = arriving;
+                        let expected = Payload { length: length as u32, crc: expected_crc };
+                        self.arrived(&expected, slot, arriving.crc(), done);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The socket takes nothing more. What it still has counts: replies, and often the reason.
+    fn last_words(&mut self, end: PathEnd, done: &mut impl FnMut(Done)) -> PathEnd {
+        self.unread = true;
+        match self.receive(done) {
+            Err(reason @ (PathEnd::Disconnected { .. } | PathEnd::Violation(_) | PathEnd::Closed)) => reason,
+            _ => end,
+        }
+    }
+
+    /// A long reply: its payload goes straight into the caller's buffer.
+    fn place(&mut self, reply: &Reply, done: &mut impl FnMut(Done)) -> Result<(), PathEnd> {
+        match self.core.receive(reply)? {
+            Incoming::Receive { slot, length } => {
+                let (flight, length) = (self.flights.of(slot), length as usize);
+                let place = self.flights.place(flight, length);
+                self.inbound.place(place);
+                let mut arriving = Arriving::new(slot, flight, length, reply.payload.crc);
+                arriving.sum(place, self.inbound.remaining());
+                self.arriving = Some(arriving);
+            }
+            other => {
+                self.inbound.skip();
+                self.replied(other, done);
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives once, into the buffer of the payload that is arriving if there is one.
+    fn fill(&mut self) -> Result<Filled, PathEnd> {
+        let Some(socket) = &self.socket else { return Ok(Filled::WouldBlock) };
+        let place = match &self.arriving {
+            Some(arriving) if self.inbound.wants_destination() => self.flights.place(arriving.flight, arriving.length),
+            _ => &mut [],
+        };
+        let filled = self.inbound.fill(socket, place)?;
+        if let Filled::Bytes { .. } = filled {
+            let answers = match &mut self.arriving {
+                Some(arriving) => {
+                    arriving.sum(place, self.inbound.remaining());
+                    true
+                }
+                None => false,
+            };
+            self.stamp();
+            let now_ms = self.now_ns / 1_000_000;
+            if answers { self.liveness.answered(now_ms) } else { self.liveness.heard(now_ms) }
+        }
+        Ok(filled)
+    }
+
+    /// A reply that brings nothing.
+    fn replied(&mut self, incoming: Incoming, done: &mut impl FnMut(Done)) {
+        match incoming {
+            Incoming::Complete(completion) => self.ended(completion, done),
+            Incoming::Resubmit { slot } => {
+                // I7: the CRC32C is computed afresh, from the buffer as it is now.
+                let flight = self.flights.of(slot);
+                let payload = self.flights.payload(flight);
+                let payload = Payload { length: payload.len() as u32, crc: self.flights.payload_crc(flight) };
+                self.metrics.crc_write.inc();
+                self.metrics.resubmissions.inc();
+                self.core.resubmit(slot, payload);
+            }
+            Incoming::Stale => self.metrics.stale_frames.inc(),
+            Incoming::Receive { .. } => {}
+        }
+    }
+
+    /// The payload of a reply is in its buffer, where its CRC32C is `crc`.
+    fn arrived(&mut self, expected: &Payload, slot: Slot, crc: u32, done: &mut impl FnMut(Done)) {
+        if expected.crc != crc {
+            self.metrics.crc_read.inc();
+        }
+        match self.core.payload_arrived(slot, crc) {
+            Some(completion) => self.ended(completion, done),
+            None => self.metrics.resubmissions.inc(),
+        }
+    }
+
+    fn ended(&mut self, completion: core::Completion, done: &mut impl FnMut(Done)) {
+        self.flights.end(completion, self.now_ns, &mut self.metrics, done);
+    }
+
+    fn pass_metrics_on(&mut self) {
+        self.next_metrics_ns = self.now_ns + METRICS_PERIOD_NS;
+        let allowance = *self.core.allowance();
+        let granted_slots = allowance.said().granted_slots;
+        self.metrics.levels(self.core.outstanding(), granted_slots, allowance.window_used());
+        self.metrics.flush();
+    }
+
+    #[inline]
+    fn stamp(&mut self) {
+        self.now_ns = self.session.now_ns();
+        self.stamped = true;
+    }
+}
+
+/// Whether it shows that the target hears this side; control frames are looked at by kind.
+fn is_answer(arrival: &Arrival<'_>) -> bool {
+    let (Arrival::Frame { frame, .. } | Arrival::Large { frame }) = arrival else { return false };
+    matches!(frame, Frame::Reply(_) | Frame::Fetch(_))
+}
+
+/// A fault of ours: the rail's queues are as long as the protocol lets them get.
+fn ours(detail: &'static str) -> PathEnd {
+    Violation { status: Status::CONTROL_OVERRUN, detail }.into()
+}

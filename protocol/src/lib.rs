@@ -26,6 +26,7 @@
 extern crate alloc;
 
 pub mod buddy;
+mod checksum;
 pub mod control_credit;
 pub mod geometry;
 pub mod ids;
@@ -38,8 +39,8 @@ pub mod target;
 mod violation;
 pub mod wire;
 
+pub use checksum::{crc32c, crc32c_append};
 pub use control_credit::ControlCredit;
-pub use crc32c::{crc32c, crc32c_append};
 pub use geometry::{Geometry, Range, Request};
 pub use ids::{BootId, Epoch, GrantNumber, Instance, QueueId, Secret, Sequence, SessionId, Slot, VolumeId};
 pub use opcode::{Flags, Opcode};

@@ -2,7 +2,10 @@
 
 use std::thread;
 
+use rustix::process::Signal;
 use twinrail_initiator::{AttachMode, Error, ExtentFlags, Options, VolumeUrl, ZeroOptions, blocking};
+use twinrail_protocol::{Flags, Opcode, Status};
+use twinrail_tests::wire::Queue;
 use twinrail_tests::{Random, Target, image, scratch};
 
 const MIB: u64 = 1 << 20;
@@ -57,6 +60,31 @@ fn compare_and_write_adds_up_under_contention_of_many_initiators_and_queues() {
         volume.close().unwrap();
     }
     target.stop();
+}
+
+/// More of them than a reactor's mailbox has room for, all in one turn of its loop.
+#[test]
+fn a_reactor_does_not_wait_for_room_in_its_own_mailbox() {
+    const QUEUES: u64 = 600;
+    // It looks at all queues in each turn, and never sleeps.
+    let args = ["--reactors", "1", "--arena", "512M", "--spin-us", "1000000"];
+    let target = Target::builder(&["disk0=memory,size=1M"]).args(&args).start();
+    let mut queues: Vec<_> = (0..QUEUES).map(|_| Queue::attach(target.address, "disk0", AttachMode::SHARED)).collect();
+    for _ in 0..2 {
+        queues.iter_mut().for_each(|queue| assert_eq!(queue.status(Opcode::READ, (0, 512), &[]), Status::OK));
+    }
+    target.process.signal(Signal::STOP);
+    for queue in &mut queues {
+        for slot in 0..32 {
+            queue.send(slot, Opcode::COMPARE_AND_WRITE, Flags::NONE, (u64::from(slot) * 512, 512), &[0; 1024]);
+        }
+    }
+    target.process.signal(Signal::CONT);
+    for queue in &mut queues {
+        for _ in 0..32 {
+            assert_eq!(queue.reply().0.status, Status::OK);
+        }
+    }
 }
 
 #[test]

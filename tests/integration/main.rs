@@ -9,6 +9,7 @@ mod bad_volumes;
 mod commands;
 mod copy;
 mod deployment;
+mod memory;
 mod metrics;
 mod readme;
 mod shutdown;

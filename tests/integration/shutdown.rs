@@ -78,6 +78,21 @@ fn a_slow_write_that_was_begun_is_answered_before_the_target_leaves() {
 }
 
 #[test]
+fn an_exclusive_command_is_answered_though_the_other_reactors_have_nothing_to_do() {
+    let volume = "disk0=memory,size=1M,inject=write-delay-ms=1000";
+    let mut target = Target::builder(&[volume]).args(&["--allow-fault-injection", "--reactors", "3"]).start();
+    let mut queue = Queue::attach(target.address, "disk0", AttachMode::EXCLUSIVE);
+    queue.send(0, Opcode::COMPARE_AND_WRITE, Flags::NONE, (0, 512), &[0; 1024]);
+    queue.send(1, Opcode::READ, Flags::NONE, (0, 4096), &[]);
+    assert_eq!(queue.reply().0.opcode, Opcode::READ);
+    target.process.signal(Signal::TERM);
+    let (reply, _) = queue.reply();
+    assert_eq!((reply.opcode, reply.status), (Opcode::COMPARE_AND_WRITE, Status::OK));
+    assert_eq!(queue.connection().end().map(|ended| ended.status), Some(Status::SHUTDOWN));
+    assert_eq!(target.process.wait().code(), Some(0), "{}", target.process.log());
+}
+
+#[test]
 fn a_stop_while_waiting_for_a_volume_is_in_order() {
     let directory = scratch();
     let volume = format!("disk0={},size=1M", directory.path().join("disk0.img").display());

@@ -177,6 +177,30 @@ fn i5_a_write_with_fua_whose_sync_fails_is_not_acknowledged() {
 }
 
 #[test]
+fn i5_a_change_with_fua_beside_a_sync_that_fails_is_not_acknowledged() {
+    // The failed sync may have lost it, and the next one, which succeeds, doesn't hear of that.
+    let target = faulty(&["disk0=memory,size=1M,inject=sync-error@1+sync-delay-ms=500"], &[]);
+    let shared = || Queue::attach(target.address, "disk0", AttachMode::SHARED);
+    let (mut flusher, mut writer) = (shared(), shared());
+    flusher.send(0, Opcode::FLUSH, Flags::NONE, (0, 0), &[]);
+    flusher.send(1, Opcode::READ, Flags::NONE, (0, 512), &[]);
+    assert_eq!(flusher.reply().0.opcode, Opcode::READ);
+    // Done by the other thread of the volume: by then the sync has begun.
+    for _ in 0..20 {
+        assert_eq!(writer.status(Opcode::DISCARD, (0, 65536), &[]), Status::OK);
+    }
+    let (reply, _) = writer.call(Opcode::WRITE_ZEROES, Flags::FUA, (0, 4096), &[]);
+    assert_eq!(reply.status, Status::FLUSH_FAILED);
+    assert_eq!(flusher.reply().0.status, Status::FLUSH_FAILED);
+    // And one that begins afterwards is.
+    let (reply, _) = writer.call(Opcode::WRITE_ZEROES, Flags::FUA, (0, 4096), &[]);
+    assert_eq!(reply.status, Status::OK);
+    target.scrape_until("one failed sync", |s| {
+        s.sum("twinrail_target_failed_syncs_total", &[("volume", "disk0")]) == 1.0
+    });
+}
+
+#[test]
 fn a_slow_disk_never_stalls_the_queue_of_another_volume() {
     const DELAY: Duration = Duration::from_millis(1000);
     let directory = scratch();

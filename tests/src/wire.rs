@@ -268,6 +268,16 @@ impl Queue {
     /// # Panics
     /// When there is no such slot.
     pub fn send_command(&mut self, slot: u16, command: Command, payload: &[u8]) {
+        let bytes = self.command(slot, command, payload);
+        self.connection.send(&bytes);
+    }
+
+    /// The bytes that [`Self::send_command`] sends.
+    ///
+    /// # Panics
+    /// When there is no such slot.
+    #[must_use]
+    pub fn command(&mut self, slot: u16, command: Command, payload: &[u8]) -> Vec<u8> {
         let sequence = &mut self.sequences[usize::from(slot)];
         *sequence += 1;
         let follows = if payload.is_empty() { Flags::NONE } else { Flags::PAYLOAD_FOLLOWS };
@@ -279,7 +289,7 @@ impl Queue {
             grant_seen: self.grant_seen,
             ..command
         };
-        self.connection.send(&[&Frame::Command(command).encode()[..], payload].concat());
+        [&Frame::Command(command).encode()[..], payload].concat()
     }
 
     /// The next reply, with its payload; probes are answered on the way.

@@ -75,7 +75,7 @@ impl Payload {
         if bytes.len() != self.length as usize {
             return Err(Fault::Malformed("a text isn't whole"));
         }
-        if crc32c::crc32c(bytes) != self.crc {
+        if crate::crc32c(bytes) != self.crc {
             return Err(Fault::ControlCrc);
         }
         printable(bytes)
@@ -406,12 +406,12 @@ impl Raw {
 
 /// Puts the CRC32C of bytes 0..60 into bytes 60..64.
 fn seal(header: &mut HeaderBytes) {
-    let crc = crc32c::crc32c(&header[..60]);
+    let crc = crate::crc32c(&header[..60]);
     header[60..].copy_from_slice(&crc.to_le_bytes());
 }
 
 fn check_seal(header: &HeaderBytes) -> Result<(), Fault> {
-    match header[60..] == crc32c::crc32c(&header[..60]).to_le_bytes() {
+    match header[60..] == crate::crc32c(&header[..60]).to_le_bytes() {
         true => Ok(()),
         false => Err(Fault::HeaderCrc),
     }
@@ -769,8 +769,7 @@ mod tests {
 
     #[test]
     fn i9_a_name_that_would_garble_a_log_is_refused() {
-        let text =
-            |bytes: &'static [u8]| Payload { length: bytes.len() as u32, crc: crc32c::crc32c(bytes) }.text(bytes);
+        let text = |bytes: &'static [u8]| Payload { length: bytes.len() as u32, crc: crate::crc32c(bytes) }.text(bytes);
         assert_eq!(text(b"node-7"), Ok("node-7"));
         assert!(matches!(text(b"a\x1b[2J"), Err(Fault::Malformed(_))));
         assert!(matches!(text(b"\xff"), Err(Fault::Malformed(_))));

@@ -546,7 +546,7 @@ impl<'a> Handshake<'a> {
             }
         }
         let length = w.finish()?;
-        let crc = crc32c::crc32c(&payload[..length]);
+        let crc = crate::crc32c(&payload[..length]);
         let frame = Frame::Handshake { kind: self.kind(), payload: Payload { length: length as u32, crc } };
         header.copy_from_slice(&frame.encode());
         Some(HEADER_LEN + length)
@@ -560,7 +560,7 @@ impl<'a> Handshake<'a> {
         if payload.len() != expected.length as usize || payload.len() > MAX_HANDSHAKE_PAYLOAD {
             return Err(Fault::Malformed("a handshake payload isn't whole"));
         }
-        if crc32c::crc32c(payload) != expected.crc {
+        if crate::crc32c(payload) != expected.crc {
             return Err(Fault::ControlCrc);
         }
         let mut r = Reader::new(payload);
@@ -669,7 +669,7 @@ mod tests {
         // Cut short or lengthened, it is refused.
         assert!(Handshake::decode(kind, payload, &out[HEADER_LEN..n - 1]).is_err());
         let longer = &out[HEADER_LEN..n + 1];
-        let crc = crc32c::crc32c(longer);
+        let crc = crate::crc32c(longer);
         let open_ended = matches!(frame, Handshake::Auth(_));
         assert_eq!(Handshake::decode(kind, Payload { length: longer.len() as u32, crc }, longer).is_ok(), open_ended);
     }
@@ -761,7 +761,7 @@ mod tests {
             let frame = Activated { depth: 32, credits, ..Activated::new(Epoch(5), Instance(77)) };
             let n = Handshake::Activated(frame).encode(&mut out).unwrap();
             let payload = &out[HEADER_LEN..n];
-            let expected = Payload { length: payload.len() as u32, crc: crc32c::crc32c(payload) };
+            let expected = Payload { length: payload.len() as u32, crc: crate::crc32c(payload) };
             assert_eq!(Handshake::decode(0x46, expected, payload).is_ok(), granted_slots > 0);
         }
     }
@@ -777,7 +777,7 @@ mod tests {
         /// I9: bytes of a peer are decoded or refused, whatever they are.
         #[test]
         fn no_payload_can_cause_a_panic(kind in 0x40u8..0x49, payload in proptest::collection::vec(any::<u8>(), 0..300)) {
-            let expected = Payload { length: payload.len() as u32, crc: crc32c::crc32c(&payload) };
+            let expected = Payload { length: payload.len() as u32, crc: crate::crc32c(&payload) };
             if let Ok(frame) = Handshake::decode(kind, expected, &payload) {
                 match frame {
                     Handshake::Activate(f) => assert!(f.report().count() <= usize::from(MAX_DEPTH)),

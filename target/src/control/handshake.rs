@@ -28,6 +28,9 @@ use super::sessions::Sessions;
 use super::wire::{Connection, Failure};
 use crate::reactor::mailbox::Activation;
 
+/// A page in bytes.
+const PAGE: u32 = 4096;
+
 /// The lowest version that this target speaks.
 const VERSION_MIN: u16 = 1;
 
@@ -173,7 +176,8 @@ fn submit(
     let session = permit.session().clone();
     let options = QueueOptions {
         depth: if depth == 0 { host.queue_depth } else { depth.min(host.queue_depth) },
-        in_capsule: in_capsule.clamp(*IN_CAPSULE_RANGE.start(), *IN_CAPSULE_RANGE.end()),
+        // The buffers stand one behind the other, and direct I/O needs each of them to begin at a page.
+        in_capsule: in_capsule.clamp(*IN_CAPSULE_RANGE.start(), *IN_CAPSULE_RANGE.end()) / PAGE * PAGE,
         // The reactor's to set.
         credits: Credits::default(),
         geometry: session.volume.geometry,

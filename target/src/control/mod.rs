@@ -28,7 +28,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 use twinrail_fallback_tcp::Options;
 use twinrail_protocol::BootId;
 use twinrail_protocol::limits::IN_CAPSULE_RANGE;
@@ -204,6 +204,7 @@ impl Server {
                 cpu: cpus.get(index).copied(),
                 arena_bytes: config.arena_bytes,
                 largest_block: largest_block(&config),
+                max_transfer: config.max_transfer_bytes,
                 data_window: config.data_window_bytes,
                 spin_us: config.spin_us,
                 stall_timeout_ms: config.stall_timeout_ms,
@@ -303,14 +304,18 @@ impl Server {
                 (index, drained, thread)
             })
             .collect();
-        let limit = self.drain_timeout + DRAIN_MARGIN;
+        let limit = Instant::now() + self.drain_timeout + DRAIN_MARGIN;
+        let mut threads = Vec::with_capacity(drains.len());
         for (index, drained, thread) in drains {
-            let ended = async {
-                // An error says that the reactor is gone: then it does nothing any more either.
-                let _ = drained.await;
-                let _ = tokio::task::spawn_blocking(move || thread.join()).await;
-            };
-            if timeout(limit, ended).await.is_err() {
+            // An error says that the reactor is gone: then it does nothing any more either.
+            let _ = timeout_at(limit, drained).await;
+            threads.push((index, thread));
+        }
+        // Not before: until the last one has drained, exclusive commands need all of them.
+        threads.iter().for_each(|&(index, _)| self.mailboxes[index].send(Message::Stop));
+        for (index, thread) in threads {
+            let ended = tokio::task::spawn_blocking(move || thread.join());
+            if timeout_at(limit, ended).await.is_err() {
                 tracing::error!(reactor = index, "a reactor still has commands at storage; it is left behind");
             }
         }

@@ -235,6 +235,19 @@ fn a_session_attaches_activates_its_queues_and_ends_with_its_last_path() {
 }
 
 #[test]
+fn in_capsule_buffers_are_whole_pages_whatever_is_asked_for() {
+    let target = Target::plain();
+    let mut peer = target.greet();
+    peer.attach(&attach(1)).unwrap();
+    let mut activate = Activate::new(id(1), secret(1), QueueId(0), Rail::TCP, Epoch(1));
+    activate.in_capsule = 5000;
+    peer.frame(&Handshake::Activate(activate));
+    let (kind, payload, bytes) = peer.answer();
+    let Ok(Handshake::Activated(activated)) = Handshake::decode(kind, payload, &bytes) else { panic!("refused") };
+    assert_eq!(activated.in_capsule, 4096);
+}
+
+#[test]
 fn a_close_is_answered_and_the_volume_is_free_then() {
     let target = Target::plain();
     let mut peer = target.greet();

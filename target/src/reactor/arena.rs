@@ -35,6 +35,8 @@ impl Piece {
 #[derive(Debug)]
 pub(super) struct Block {
     piece: Piece,
+    /// For a command that could have waited for it: counts against what all of those may have.
+    pub(super) asked: bool,
 }
 
 impl Block {
@@ -87,7 +89,7 @@ impl Arena {
     /// Takes at least `length` bytes, if there are as many in one piece.
     pub(super) fn take(&mut self, length: usize) -> Option<Block> {
         let offset = self.buddy.take(length)?;
-        Some(Block { piece: Piece { offset, length: self.block_size(length) } })
+        Some(Block { piece: Piece { offset, length: self.block_size(length) }, asked: false })
     }
 
     /// Gives a block back. The caller has seen to it that no device touches it any more (I3).

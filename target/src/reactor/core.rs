@@ -33,17 +33,23 @@ pub(super) struct Core {
     pub(super) dirty: Vec<usize>,
     /// Blocks whose payload has left.
     pub(super) returned: Vec<Block>,
-    /// Memory came back since the waiting lanes were last asked.
+    /// Memory came back, or the line changed, since the waiting lanes were last asked.
     pub(super) memory_freed: bool,
     /// Those that wait for memory are being let on.
     pub(super) resuming: bool,
     /// A command ended while ranges are held: the holds have to be looked at.
     pub(super) recheck_holds: bool,
-    /// Bytes of the arena that aren't promised to any data window.
+    /// Bytes of the arena's one half that aren't promised to any data window.
     pub(super) window_free: usize,
+    /// Bytes of the other half that are in-capsule buffers of queues.
+    capsules: usize,
+    /// The same, that commands have which could have waited for them.
+    asked: usize,
     /// Commands that go on later, for a fault injected for a test or a keeper without room: when (in
     /// microseconds), lane, slot, sequence.
     pub(super) delayed: Vec<(u64, usize, Slot, Sequence)>,
+    /// Messages that found full mailboxes, in their order; a few for each exclusive command at most.
+    left: VecDeque<(usize, Exclusion)>,
     started: Instant,
     now_us: u64,
 }
@@ -78,7 +84,10 @@ impl Core {
             resuming: false,
             recheck_holds: false,
             window_free,
+            capsules: 0,
+            asked: 0,
             delayed: Vec::new(),
+            left: VecDeque::new(),
             started: Instant::now(),
             now_us: 0,
         }
@@ -99,20 +108,58 @@ impl Core {
         self.now_us / 1000
     }
 
-    /// Gives a block back to the arena (I3: nothing touches it any more).
-    pub(super) fn give_back(&mut self, block: Block) {
-        self.arena.give_back(block);
-        self.memory_freed = true;
+    /// A block for a command that can wait for it, of a lane whose other commands have `taken` so much already. They
+    /// share half of the arena: a payload that the data window promised room for always finds it, else a path
+    /// could wait for memory that only bytes behind it on the same path set free (I10). Of this half a lane leaves
+    /// as much to others as it has itself, so that no disk that hangs keeps it all (I8).
+    pub(super) fn ask(&mut self, length: usize, taken: usize) -> Option<Block> {
+        let size = self.arena.block_size(length);
+        let spare = (self.arena.length() / 2).saturating_sub(self.capsules + self.asked);
+        if size > spare || (taken > 0 && taken + size > spare) {
+            return None;
+        }
+        let mut block = self.arena.take(length)?;
+        block.asked = true;
+        self.asked += block.size();
+        Some(block)
     }
 
-    /// Gives back the blocks of replies that have left, or never will; answers how many bytes that are.
-    pub(super) fn collect_returned(&mut self) -> usize {
-        let mut bytes = 0;
-        while let Some(block) = self.returned.pop() {
-            bytes += block.size();
-            self.give_back(block);
+    /// In-capsule buffers for a queue, as long as two of the largest transfers are left to ask for: what one
+    /// COMPARE AND WRITE needs.
+    pub(super) fn take_capsules(&mut self, length: usize) -> Option<Block> {
+        let most = (self.arena.length() / 2).saturating_sub(2 * self.options.max_transfer as usize);
+        if self.capsules + self.arena.block_size(length) > most {
+            return None;
         }
-        bytes
+        let block = self.arena.take(length)?;
+        self.capsules += block.size();
+        Some(block)
+    }
+
+    /// Gives back what [`Self::take_capsules`] gave.
+    pub(super) fn give_back_capsules(&mut self, block: Block) {
+        self.capsules = self.capsules.saturating_sub(block.size());
+        self.give_back(block);
+    }
+
+    /// Gives a block back to the arena (I3: nothing touches it any more); answers how many bytes of it were asked
+    /// for.
+    pub(super) fn give_back(&mut self, block: Block) -> usize {
+        let asked = if block.asked { block.size() } else { 0 };
+        self.asked = self.asked.saturating_sub(asked);
+        self.arena.give_back(block);
+        self.memory_freed = true;
+        asked
+    }
+
+    /// Gives back the blocks of replies that have left, or never will; answers how many bytes of them were asked
+    /// for.
+    pub(super) fn collect_returned(&mut self) -> usize {
+        let mut asked = 0;
+        while let Some(block) = self.returned.pop() {
+            asked += self.give_back(block);
+        }
+        asked
     }
 
     /// Storage failed a command.
@@ -139,10 +186,27 @@ impl Core {
         volume.0 % self.mailboxes.len()
     }
 
-    /// Sends a message about exclusive commands to a reactor, this one included.
-    pub(super) fn exclude(&self, reactor: usize, message: Exclusion) {
-        if let Some(mailbox) = self.mailboxes.get(reactor) {
-            mailbox.send(Message::Exclusion(message));
+    /// Sends a message about exclusive commands to a reactor, this one included. What finds a full mailbox is sent
+    /// in a later turn, and all that comes behind it.
+    pub(super) fn exclude(&mut self, reactor: usize, message: Exclusion) {
+        if !self.left.is_empty() || !self.try_exclude(reactor, message) {
+            self.left.push_back((reactor, message));
         }
+    }
+
+    fn try_exclude(&self, reactor: usize, message: Exclusion) -> bool {
+        self.mailboxes.get(reactor).is_none_or(|mailbox| mailbox.try_send(Message::Exclusion(message)).is_ok())
+    }
+
+    /// Sends what found full mailboxes. Answers whether there was or is any of it.
+    pub(super) fn send_left(&mut self) -> bool {
+        let any = !self.left.is_empty();
+        while let Some(&(reactor, message)) = self.left.front() {
+            if !self.try_exclude(reactor, message) {
+                break;
+            }
+            self.left.pop_front();
+        }
+        any
     }
 }

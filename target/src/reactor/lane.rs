@@ -52,8 +52,8 @@ pub(super) struct Lane {
     pub(super) dirty: bool,
     /// Work whose replies wait to be sent, in bytes of payload moved.
     due_bytes: usize,
-    /// Bytes of blocks that its slots have.
-    pub(super) taken: usize,
+    /// Bytes of blocks that its commands have asked for.
+    taken: usize,
     /// Bytes promised to its data window.
     pub(super) window: usize,
     /// Commands at storage, and exclusive ones that stand in line.
@@ -79,6 +79,8 @@ pub(super) struct Work {
     /// Checksum of what VERIFY has read.
     pub(super) crc: u32,
     pub(super) mark: Option<FlushMark>,
+    /// Failed syncs of the volume when it began.
+    pub(super) failed_syncs: u64,
     /// The ledger was told that a change begins.
     pub(super) change: bool,
     /// What the volume's keeper had no room for yet.
@@ -164,25 +166,37 @@ impl Lane {
         if length <= size || self.work[slot.index()].block.as_ref().is_some_and(|b| b.size() >= length) {
             return true;
         }
-        // Who waits already comes first (I8).
-        if asked && !core.resuming && !core.waiting.is_empty() {
-            return false;
-        }
-        // Half of the arena is for data windows; of the rest no lane gets so much that none is left (I8).
-        if asked && self.taken > 0 && self.taken + core.arena.block_size(length) > core.arena.length() / 2 {
-            return false;
-        }
-        let Some(block) = core.arena.take(length) else { return false };
-        self.taken += block.size();
+        let block = if asked { self.ask(core, slot, length) } else { core.arena.take(length) };
+        let Some(block) = block else { return false };
         if let Some(old) = self.work[slot.index()].block.replace(block) {
             self.free(core, old);
         }
         true
     }
 
-    pub(super) fn free(&mut self, core: &mut Core, block: Block) {
-        self.taken = self.taken.saturating_sub(block.size());
-        core.give_back(block);
+    /// A second buffer of `length` bytes for the slot's command.
+    pub(super) fn secure_scratch(&mut self, core: &mut Core, slot: Slot, length: usize) -> bool {
+        if self.work[slot.index()].scratch.is_some() {
+            return true;
+        }
+        let block = self.ask(core, slot, length);
+        self.work[slot.index()].scratch = block;
+        self.work[slot.index()].scratch.is_some()
+    }
+
+    fn ask(&mut self, core: &mut Core, slot: Slot, length: usize) -> Option<Block> {
+        // Who waits already comes first (I8).
+        if !core.resuming && !core.waiting.is_empty() {
+            return None;
+        }
+        let own = self.work[slot.index()].block.as_ref().filter(|block| block.asked).map_or(0, Block::size);
+        let block = core.ask(length, self.taken.saturating_sub(own))?;
+        self.taken += block.size();
+        Some(block)
+    }
+
+    fn free(&mut self, core: &mut Core, block: Block) {
+        self.taken = self.taken.saturating_sub(core.give_back(block));
     }
 
     /// Whether nobody uses the slot's memory: no command that isn't answered, nothing at storage.
@@ -215,6 +229,8 @@ impl Lane {
         if !self.waits {
             self.waits = true;
             core.waiting.push_back(self.index);
+            // Those before it may be at their own limit, and a disk that hangs keeps them there: not this one (I8).
+            core.memory_freed |= !core.resuming;
         }
     }
 
@@ -417,8 +433,13 @@ impl Lane {
     /// Asks the initiator for a payload, as soon as there is memory for it.
     fn fetch(&mut self, core: &mut Core, slot: Slot, sequence: Sequence) {
         let Some(command) = self.queue.command(slot, sequence) else { return };
-        let length = command.payload.length as usize;
-        if !self.secure(core, slot, length, true) {
+        let (opcode, length) = (command.opcode, command.payload.length as usize);
+        // A COMPARE AND WRITE gets both of its buffers or none: some that each had one would wait for ever for
+        // their other one (I10).
+        let secured = self.secure(core, slot, length, true)
+            && (opcode != Opcode::COMPARE_AND_WRITE || self.secure_scratch(core, slot, length / 2));
+        if !secured {
+            self.free_slot(core, slot);
             self.park(core, slot, sequence);
             return;
         }
@@ -578,11 +599,11 @@ impl Lane {
             End::Violation(violation) => {
                 tracing::warn!(%session, %queue, initiator, peer, reason = %violation, "connection ended: the initiator broke a rule");
                 core.metrics.violated(status);
-                path.say_goodbye(status, violation.detail, &core.arena);
+                path.say_goodbye(status, violation.detail, &core.arena, |d| core.returned.extend(d.block));
             }
             End::Ours(_) => {
                 tracing::info!(%session, %queue, initiator, peer, reason = %status, "connection ended by this side");
-                path.say_goodbye(status, "", &core.arena);
+                path.say_goodbye(status, "", &core.arena, |d| core.returned.extend(d.block));
             }
             End::Lost(_) => {
                 tracing::info!(%session, %queue, initiator, peer, reason = %status, "connection ended by the other side")
@@ -668,6 +689,8 @@ impl Lane {
         self.ended = true;
         self.parked.clear();
         self.held.clear();
+        // Those who stood in line behind it are asked again.
+        core.memory_freed = true;
         let parting = self.path.take().and_then(|path| self.part(core, path, status));
         self.release(core);
         parting
@@ -686,7 +709,7 @@ impl Lane {
                 return Some(Parting { socket: path.socket, epoch: path.epoch, token });
             }
         }
-        path.say_goodbye(status, "", &core.arena);
+        path.say_goodbye(status, "", &core.arena, |d| core.returned.extend(d.block));
         self.retire(core, path);
         None
     }
@@ -706,9 +729,11 @@ impl Lane {
             self.free_slot(core, Slot(n as u16));
         }
         if let Some(capsules) = self.capsules.take() {
-            core.give_back(capsules);
+            core.give_back_capsules(capsules);
         }
         core.window_free += self.window;
+        // Another lane gets this one's place, and has commands of the same numbers.
+        core.delayed.retain(|delayed| delayed.1 != self.index);
     }
 }
 

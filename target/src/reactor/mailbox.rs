@@ -66,13 +66,15 @@ pub enum Message {
     },
     /// COMPARE AND WRITE, between reactors: see `exclusion`.
     Exclusion(Exclusion),
-    /// Take no more commands, finish what is there, tell the initiators, then end the thread.
+    /// Take no more commands and finish what is there.
     Drain {
         /// Told when everything in flight was answered, or the time was over.
         done: oneshot::Sender<()>,
         /// How long that may take in milliseconds.
         limit_ms: u64,
     },
+    /// All reactors have drained: tell the initiators and end the thread.
+    Stop,
 }
 
 /// One exclusive command on one volume at a time: a ticket stands in line at the volume's home reactor,
@@ -138,6 +140,16 @@ impl Mailbox {
             std::thread::yield_now();
         }
         self.nudge();
+    }
+
+    /// The same for a reactor, which must not wait: another one may be sending to it, or it to itself.
+    ///
+    /// # Errors
+    /// The message itself when the mailbox is full.
+    pub fn try_send(&self, message: Message) -> Result<(), Message> {
+        self.messages.push(message)?;
+        self.nudge();
+        Ok(())
     }
 
     /// Wakes the reactor if it sleeps.

@@ -55,6 +55,8 @@ pub struct ReactorOptions {
     pub arena_bytes: usize,
     /// Largest block that its arena hands out, in bytes: a command's payload, or a queue's in-capsule buffers.
     pub largest_block: u32,
+    /// Largest payload of a command on any volume in bytes.
+    pub max_transfer: u32,
     /// Data window of a queue in bytes, as far as the arena allows.
     pub data_window: u32,
     /// Longest time that it spins before it sleeps, in microseconds; 0 for never.
@@ -120,6 +122,7 @@ pub struct Reactor {
     by_name: HashMap<(SessionId, QueueId), usize>,
     endings: Vec<Ending>,
     draining: Option<Draining>,
+    stopped: bool,
     spin: Spin,
     next_tick_ms: u64,
 }
@@ -144,6 +147,11 @@ impl Reactor {
                 Ok(mut reactor) => {
                     let _ = ready.send(Ok(()));
                     reactor.run();
+                    if reactor.lanes.iter().flatten().any(|lane| lane.at_storage > 0) {
+                        // The kernel still reads and writes the arena: another mapping in its place would be
+                        // written to the disk, or overwritten (I3).
+                        std::mem::forget(reactor);
+                    }
                 }
                 Err(error) => drop(ready.send(Err(error))),
             }
@@ -197,6 +205,7 @@ impl Reactor {
             by_name: HashMap::with_capacity(1024),
             endings: Vec::new(),
             draining: None,
+            stopped: false,
             spin,
             next_tick_ms: 0,
         })
@@ -239,7 +248,7 @@ impl Reactor {
 
     /// One turn. Answers whether there was anything to do.
     fn turn(&mut self) -> bool {
-        let mut busy = false;
+        let mut busy = self.core.send_left();
         while let Some(message) = self.mailbox.take() {
             busy = true;
             self.deliver(message);
@@ -254,7 +263,7 @@ impl Reactor {
         }
         self.core.tick();
         busy |= self.reap();
-        self.let_on();
+        busy |= self.let_on();
         busy |= self.flush();
         if let Err(error) = self.core.ring.submit() {
             tracing::error!(%error, "the ring doesn't take what was submitted");
@@ -288,8 +297,11 @@ impl Reactor {
         any
     }
 
-    /// Lets on what waited: for memory, for a fault's delay, for the end of an exclusive command.
-    fn let_on(&mut self) {
+    /// Lets on what waited: for memory, for a fault's delay, for the end of an exclusive command. Answers whether
+    /// anything got on: a path that found a place for its payload may have all of it staged already, so that no
+    /// readiness of its socket will come.
+    fn let_on(&mut self) -> bool {
+        let mut any = false;
         if self.core.memory_freed && !self.core.waiting.is_empty() {
             self.core.memory_freed = false;
             // Once round: each lane has one command let on, then stands at the end of the line.
@@ -305,6 +317,7 @@ impl Reactor {
                     self.core.waiting.push_back(index);
                 }
                 stuck = if got_on { 0 } else { stuck + 1 };
+                any |= got_on;
             }
             self.core.resuming = false;
         }
@@ -323,6 +336,7 @@ impl Reactor {
         if !self.endings.is_empty() {
             self.finish_endings();
         }
+        any
     }
 
     fn flush(&mut self) -> bool {
@@ -398,6 +412,7 @@ impl Reactor {
             }
             Message::Exclusion(message) => self.exclusion(message),
             Message::Drain { done, limit_ms } => self.drain(done, limit_ms),
+            Message::Stop => self.stopped = true,
         }
     }
 
@@ -461,11 +476,13 @@ impl Reactor {
     ) -> Result<usize, Status> {
         let QueueOptions { depth, in_capsule, geometry, .. } = options;
         let capsules = usize::from(depth) * in_capsule as usize;
-        let block = self.core.arena.take(capsules).ok_or(Status::LIMIT_REACHED)?;
+        let block = self.core.take_capsules(capsules).ok_or(Status::LIMIT_REACHED)?;
         // What one queue can use, what the configuration allows, what the arena has left to promise.
         let window = (self.core.options.data_window as usize)
             .min(usize::from(depth) * geometry.max_transfer as usize)
             .min(self.core.window_free);
+        // A power of two, as blocks are: no payload that fits takes more than was promised.
+        let window = window.checked_ilog2().map_or(0, |order| 1 << order);
         self.core.window_free -= window;
         let credits = Credits { granted_slots: depth, data_window: window as u32, ..Credits::default() };
         let state = Queue::new(QueueOptions { credits, ..options }, instance, epoch);
@@ -545,7 +562,7 @@ impl Reactor {
         }
     }
 
-    fn hold_everywhere(&self, turn: Option<Ticket>) {
+    fn hold_everywhere(&mut self, turn: Option<Ticket>) {
         if let Some(ticket) = turn {
             for reactor in 0..self.core.mailboxes.len() {
                 self.core.exclude(reactor, Exclusion::Hold(ticket));
@@ -573,22 +590,30 @@ impl Reactor {
         self.draining = Some(Draining { until_ms: self.core.now_ms() + limit_ms, done: Some(done) });
     }
 
-    /// Whether the reactor was told to drain and has nothing left to do.
+    /// Whether the reactor was told to drain and has nothing left to do, neither for itself nor for exclusive
+    /// commands of other reactors.
     fn has_drained(&mut self) -> bool {
         let Some(draining) = &mut self.draining else { return false };
         let over = self.core.now_ms() >= draining.until_ms;
+        if draining.done.is_none() && !over {
+            return self.stopped && self.end_paths();
+        }
         let empty = |lane: &Lane| {
             lane.queue.busy() == lane.gathering() && lane.path.as_ref().is_none_or(|p| p.outbound.is_empty())
         };
         if !over && !self.lanes.iter().flatten().all(empty) {
             return false;
         }
-        let done = draining.done.take();
+        if let Some(done) = draining.done.take() {
+            let _ = done.send(());
+        }
+        (self.stopped || over) && self.end_paths()
+    }
+
+    /// Tells the initiators that the target leaves.
+    fn end_paths(&mut self) -> bool {
         for lane in self.lanes.iter_mut().flatten() {
             lane.end_path(&mut self.core, End::Ours(Status::SHUTDOWN));
-        }
-        if let Some(done) = done {
-            let _ = done.send(());
         }
         true
     }

@@ -155,8 +155,9 @@ impl Path {
         self.outbound.push_control(Frame::Control(*control).encode(), &[]).map_err(|_| End::from(overrun))
     }
 
-    /// Says goodbye as well as that can be done without waiting: the frame goes out if the socket takes it.
-    pub(super) fn say_goodbye(&mut self, status: Status, text: &str, arena: &Arena) {
+    /// Says goodbye as well as that can be done without waiting: the frame goes out if the socket takes it. Replies
+    /// that leave with it are told to `sent`.
+    pub(super) fn say_goodbye(&mut self, status: Status, text: &str, arena: &Arena, sent: impl FnMut(Departing)) {
         let mut payload = [0u8; twinrail_protocol::limits::MAX_TEXT];
         let mut end = text.len().min(payload.len());
         while !text.is_char_boundary(end) {
@@ -168,7 +169,7 @@ impl Path {
         control.status = status;
         control.payload = Payload { length: end as u32, crc: if end == 0 { 0 } else { crc32c(text) } };
         if self.outbound.push_control(Frame::Control(control).encode(), text).is_ok() {
-            let _ = self.outbound.flush(&self.socket, SEND_BUDGET, |p| arena.bytes(p.piece), |_| {});
+            let _ = self.outbound.flush(&self.socket, SEND_BUDGET, |p| arena.bytes(p.piece), sent);
         }
     }
 

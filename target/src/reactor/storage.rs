@@ -120,16 +120,6 @@ impl Lane {
         }
     }
 
-    fn secure_scratch(&mut self, core: &mut Core, slot: Slot, length: usize) -> bool {
-        if self.work[slot.index()].scratch.is_some() {
-            return true;
-        }
-        let Some(block) = core.arena.take(length) else { return false };
-        self.taken += block.size();
-        self.work[slot.index()].scratch = Some(block);
-        true
-    }
-
     /// Keeps the books of what is at storage.
     fn begins_at_storage(&mut self, core: &Core, slot: Slot, request: Request) {
         let work = &mut self.work[slot.index()];
@@ -138,13 +128,15 @@ impl Lane {
         work.progress = 0;
         work.crc = 0;
         work.started_us = core.now_us();
+        work.failed_syncs = self.session.volume.failed_syncs();
+        let failed_syncs = work.failed_syncs;
         self.at_storage += 1;
         if !matches!(
             request,
             Request::Read(_) | Request::Flush | Request::BlockStatus(_) | Request::Verify(_) | Request::Identify
         ) {
             work.change = true;
-            self.session.ledger.change_begins(self.session.volume.failed_syncs());
+            self.session.ledger.change_begins(failed_syncs);
         }
     }
 
@@ -438,9 +430,15 @@ impl Lane {
         }
         match answer {
             Answer::Done => {
-                let mark: Option<FlushMark> = work.mark.take();
+                let (mark, request, before): (Option<FlushMark>, _, _) =
+                    (work.mark.take(), work.request, work.failed_syncs);
                 let failed = self.session.volume.failed_syncs();
-                let honest = mark.is_none_or(|mark| self.session.ledger.flush_ends(mark, failed));
+                let honest = match (mark, request) {
+                    (Some(mark), _) => self.session.ledger.flush_ends(mark, failed),
+                    // A sync that failed meanwhile may have lost this change, and the kernel told only that one (I5).
+                    (None, Some(request)) if self.must_last(request) => failed == before,
+                    (None, _) => true,
+                };
                 let status = if honest { Status::OK } else { Status::FLUSH_FAILED };
                 self.finish(core, slot, sequence, status, 0);
             }
@@ -460,6 +458,19 @@ impl Lane {
                     Some(payload) => self.finish_with(core, slot, sequence, Status::OK, 0, Some(payload)),
                     None => self.finish(core, slot, sequence, Status::IO_ERROR, 0),
                 }
+            }
+        }
+    }
+
+    /// Whether a change is answered only when it is on stable storage.
+    fn must_last(&self, request: Request) -> bool {
+        match request {
+            Request::Write { fua, .. }
+            | Request::WriteZeroes { fua, .. }
+            | Request::Discard { fua, .. }
+            | Request::CompareAndWrite { fua, .. } => fua || self.session.volume.write_through(),
+            Request::Read(_) | Request::Flush | Request::BlockStatus(_) | Request::Verify(_) | Request::Identify => {
+                false
             }
         }
     }

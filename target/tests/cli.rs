@@ -87,14 +87,27 @@ fn a_failed_final_sync_is_an_error() {
 }
 
 #[test]
-fn a_second_signal_ends_the_process_at_once() {
+fn a_second_signal_after_a_while_ends_the_process_at_once() {
     let mut serving = Serving::start("disk0=memory,size=1M,inject=sync-delay-ms=600000");
     serving.says("listening on");
     serving.signal(Signal::TERM);
     serving.says("SIGTERM: stopping");
-    serving.signal(Signal::TERM);
+    // Those that come at once don't count; one of the later ones does.
+    while serving.child.try_wait().unwrap().is_none() {
+        serving.signal(Signal::TERM);
+        std::thread::yield_now();
+    }
     serving.says("SIGTERM again: ending at once");
     assert_eq!(serving.exit_code(), Some(1));
+}
+
+#[test]
+fn a_signal_that_comes_twice_at_once_still_syncs() {
+    let mut serving = Serving::start("disk0=memory,size=1M");
+    serving.says("listening on");
+    serving.signal(Signal::TERM);
+    serving.signal(Signal::TERM);
+    assert_eq!(serving.exit_code(), Some(0));
 }
 
 #[test]

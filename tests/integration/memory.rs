@@ -148,3 +148,23 @@ fn i8_a_disk_that_hangs_keeps_no_memory_from_another_volume() {
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     queue.close();
 }
+
+#[test]
+fn i8_an_initiator_that_never_sends_what_it_is_asked_for_keeps_memory_from_nobody_for_ever() {
+    let volumes = ["disk0=memory,size=64M", "disk1=memory,size=1M"];
+    // Probed so rarely that only the missing payload can end the path.
+    let patience = ["--reactors", "1", "--arena", "8M", "--stall-timeout-ms", "1000", "--probe-period-ms", "600000"];
+    let target = Target::builder(&volumes).args(&patience).start();
+    let mut hog = Queue::attach(target.address, "disk0", AttachMode::EXCLUSIVE);
+    let payload = vec![1; MIB as usize];
+    for slot in 0..32 {
+        announce(&mut hog, slot, Opcode::WRITE, (u64::from(slot) * MIB, MIB), &payload);
+    }
+    assert!(next(&mut hog).is_ok(), "it is asked for the first of them, and doesn't answer");
+    hog.connection().wait_for_close();
+    let mut other = Queue::attach(target.address, "disk1", AttachMode::EXCLUSIVE);
+    assert_eq!(other.status(Opcode::READ, (0, 512 * 1024), &[]), Status::OK);
+    target.scrape_until("that the path ended for want of payload", |s| {
+        s.sum("twinrail_target_disconnects_total", &[("status", "timeout")]) == 1.0
+    });
+}

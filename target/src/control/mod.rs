@@ -44,6 +44,8 @@ use crate::reactor::mailbox::{Mailbox, Message};
 use crate::reactor::{Reactor, ReactorOptions};
 use crate::volume::{OpenError, Volume, VolumeIndex, VolumeSpec};
 
+/// A second signal ends the process at once if it comes later than this after the first.
+const IMPATIENCE: Duration = Duration::from_millis(500);
 /// What a reactor gets beyond the drain's own limit to confirm it.
 const DRAIN_MARGIN: Duration = Duration::from_secs(1);
 /// Longest time that the last sync of a volume may take.
@@ -165,11 +167,17 @@ impl Server {
             }
         };
         notify(&[NotifyState::Stopping]);
-        tokio::select! {
-            stopped = server.stop() => ended.map_or(stopped, Err),
-            name = signals.next() => {
-                tracing::error!("{name} again: ending at once; what wasn't flushed may be lost");
-                std::process::exit(1);
+        let begun = Instant::now();
+        let stopping = server.stop();
+        tokio::pin!(stopping);
+        loop {
+            tokio::select! {
+                stopped = &mut stopping => return ended.map_or(stopped, Err),
+                // Whoever signals a process and its group does so twice: that is no impatience.
+                name = signals.next() => if begun.elapsed() >= IMPATIENCE {
+                    tracing::error!("{name} again: ending at once; what wasn't flushed may be lost");
+                    std::process::exit(1);
+                },
             }
         }
     }

@@ -324,6 +324,7 @@ impl Lane {
                 Arrival::Frame { frame: Frame::Data(data), payload } => match self.queue.receive_data(&data)? {
                     Intake::Receive => {
                         path.liveness.answered(core.now_ms());
+                        path.fetches.came(core.now_ms());
                         let size = self.queue.options().in_capsule as usize;
                         let piece = self
                             .capsules
@@ -353,6 +354,7 @@ impl Lane {
                 Arrival::Large { frame: Frame::Data(data) } => match self.queue.receive_data(&data)? {
                     Intake::Receive => {
                         path.liveness.answered(core.now_ms());
+                        path.fetches.came(core.now_ms());
                         let Transfer { slot, sequence, payload, .. } = data;
                         self.place(core, Arriving { slot, sequence, length: payload.length, placed: false });
                         Next::Nothing
@@ -449,6 +451,7 @@ impl Lane {
             if path.outbound.push(Frame::Fetch(transfer).encode(), None).is_err() {
                 return self.end_path(core, overrun().into());
             }
+            path.fetches.ask(core.now_ms());
             self.touch(core);
         }
     }

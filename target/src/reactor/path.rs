@@ -54,12 +54,35 @@ pub(super) struct Path {
     watched_out: bool,
     /// Since when output waits without a byte leaving, in milliseconds.
     stalled_since_ms: Option<u64>,
+    pub(super) fetches: Fetches,
     /// Something came lately: read it each turn instead of watching it.
     pub(super) hot: bool,
     /// No further command is taken: the session closes, or the target drains.
     pub(super) quiet: bool,
     /// CLOSE came with this token.
     pub(super) close_token: Option<u64>,
+}
+
+/// Payloads that were asked for and haven't come.
+#[derive(Debug, Default)]
+pub(super) struct Fetches {
+    out: usize,
+    /// Since when none has come, in milliseconds.
+    since_ms: Option<u64>,
+}
+
+impl Fetches {
+    /// One is asked for.
+    pub(super) fn ask(&mut self, now_ms: u64) {
+        self.out += 1;
+        self.since_ms.get_or_insert(now_ms);
+    }
+
+    /// One comes.
+    pub(super) fn came(&mut self, now_ms: u64) {
+        self.out = self.out.saturating_sub(1);
+        self.since_ms = (self.out > 0).then_some(now_ms);
+    }
 }
 
 /// Why a path ends, and whether the peer is told.
@@ -108,6 +131,7 @@ impl Path {
             watched_in: false,
             watched_out: false,
             stalled_since_ms: None,
+            fetches: Fetches::default(),
             hot: true,
             quiet: false,
             close_token: None,
@@ -130,7 +154,10 @@ impl Path {
     /// The next probe, or the end of a path that is silent or stuck. Answers when to ask again.
     pub(super) fn tick(&mut self, now_ms: u64, stall_timeout_ms: u64) -> Result<u64, End> {
         use twinrail_protocol::liveness::Pulse;
-        if self.stalled_since_ms.is_some_and(|since| now_ms.saturating_sub(since) >= stall_timeout_ms) {
+        // An initiator that doesn't send what it was asked for keeps memory from others, as one does that takes
+        // no replies (I8).
+        let waits = [self.stalled_since_ms, self.fetches.since_ms].into_iter().flatten();
+        if waits.min().is_some_and(|since| now_ms.saturating_sub(since) >= stall_timeout_ms) {
             return Err(End::Ours(Status::TIMEOUT));
         }
         match self.liveness.poll(now_ms) {

@@ -283,8 +283,11 @@ impl Lane {
             }
             core.storage_error(volume.index);
             tracing::error!(volume = %volume.name, ?stage, offset = range.offset(), %error, "storage failed");
-            // A synchronous write may have failed by its sync, which the kernel tells only once (I5).
-            if matches!(request, Request::Write { fua: true, .. } | Request::CompareAndWrite { fua: true, .. }) {
+            // A synchronous write may have failed by its sync, which the kernel tells only once (I5). Without
+            // space it didn't come to that.
+            let fua = matches!(request, Request::Write { fua: true, .. } | Request::CompareAndWrite { fua: true, .. });
+            let synchronous = fua && is_direct(&volume) && !volume.write_through();
+            if synchronous && status_of(&error) != Status::NO_SPACE {
                 volume.failed_syncs.fetch_add(1, Ordering::SeqCst);
             }
             return self.finish(core, slot, sequence, status_of(&error), 0);

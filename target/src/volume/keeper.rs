@@ -263,7 +263,11 @@ impl Charge {
                 return Answer::Failed(status);
             }
         }
-        let result = match (&self.store, work) {
+        let whole = match &self.store {
+            Store::File(file) => reaches(file, range),
+            Store::Memory(_) | Store::Null => Ok(()),
+        };
+        let result = whole.and_then(|()| match (&self.store, work) {
             (_, Work::Sync) => Ok(Answer::Done),
             (Store::File(file), Work::WriteZeroes { may_unmap, .. }) => {
                 write_zeroes(file, range, may_unmap).map(|()| Answer::Done)
@@ -281,12 +285,20 @@ impl Charge {
                 Ok(Answer::Extents(vec![Extent { length: range.length(), flags: HOLE }]))
             }
             (Store::Null, _) => Ok(Answer::Done),
-        };
+        });
         result.unwrap_or_else(|error| {
             self.errors.report(operation, &error);
             Answer::Failed(status_of(&error))
         })
     }
+}
+
+/// Somebody may have cut the file since it was opened. What lies behind its end is lost, not a hole.
+fn reaches(file: &FileStore, range: Range) -> io::Result<()> {
+    if file.is_block_device() || file.file().metadata()?.len() >= range.end() {
+        return Ok(());
+    }
+    Err(io::Error::other("the backing is shorter than the volume: somebody has cut it"))
 }
 
 /// Makes the range read as zeros, by the cheapest way that the storage knows and the caller allows. On a
@@ -495,6 +507,22 @@ mod tests {
         }
         assert_eq!(volume.keeper.final_sync(), Err(Status::FLUSH_FAILED));
         assert_eq!(volume.failed_syncs(), 200);
+    }
+
+    #[test]
+    fn i5_a_backing_that_was_cut_is_an_error_and_not_a_hole() {
+        let directory = tempfile::tempdir().unwrap();
+        let volume = filled(directory.path(), 1 << 20, "");
+        let Store::File(file) = &volume.store else { panic!("not a file") };
+        file.file().set_len(65536).unwrap();
+        for work in [
+            Work::BlockStatus { range: range(&volume, 131_072, 65536) },
+            Work::WriteZeroes { range: range(&volume, 131_072, 65536), may_unmap: true, fua: false },
+            Work::Discard { range: range(&volume, 131_072, 65536), fua: false },
+        ] {
+            assert!(failed(&run(&volume, work), Status::IO_ERROR), "{work:?}");
+        }
+        assert!(matches!(run(&volume, Work::BlockStatus { range: range(&volume, 0, 65536) }), Answer::Extents(_)));
     }
 
     #[test]

@@ -61,8 +61,9 @@ pub struct Settings {
     /// latency [default: 50]
     #[arg(long, value_name = "US")]
     pub spin_us: Option<u64>,
-    /// How long an initiator may take none of its replies before its connection is ended, and how long an
-    /// attach waits for an older session's commands at storage [default: 30000]
+    /// How long an initiator may take none of its replies, or send none of the payloads it was asked for,
+    /// before its connection is ended, and how long an attach waits for an older session's commands at storage
+    /// [default: 30000]
     #[arg(long, value_name = "MS")]
     pub stall_timeout_ms: Option<u64>,
     /// How often an idle connection is probed; three probes without an answer end it [default: 5000]

@@ -133,8 +133,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves until SIGTERM or SIGINT comes, then finishes what is there and stops. A second signal ends the
-    /// process at once.
+    /// Serves until SIGTERM or SIGINT comes, then finishes what is there and stops. A second signal after
+    /// a moment ends the process at once.
     ///
     /// # Errors
     /// Why it doesn't start; a volume whose final sync failed.

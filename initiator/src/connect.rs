@@ -5,10 +5,13 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use twinrail_fallback_tcp::Socket;
 use twinrail_protocol::ids::Instance;
 use twinrail_protocol::initiator::QueueOptions;
 use twinrail_protocol::limits::{HEADER_LEN, IN_CAPSULE_RANGE, MAX_HANDSHAKE_PAYLOAD};
-use twinrail_protocol::wire::{Activate, Attach, Fault, Features, Frame, Handshake, Hello, Payload, VERSION};
+use twinrail_protocol::wire::{
+    Activate, Attach, Fault, Features, Frame, Handshake, Hello, Payload, Standby, Standing, VERSION,
+};
 use twinrail_protocol::{QueueId, Status, VolumeId, crc32c};
 
 use crate::arena::ArenaError;
@@ -27,6 +30,8 @@ pub enum Stage {
     Hello,
     /// ATTACH was sent.
     Attach,
+    /// STANDBY was sent for this queue.
+    Standby(QueueId),
     /// ACTIVATE was sent for this queue.
     Activate(QueueId),
 }
@@ -38,6 +43,7 @@ impl fmt::Display for Stage {
             Self::Dial => f.write_str("dialing"),
             Self::Hello => f.write_str("saying hello"),
             Self::Attach => f.write_str("attaching the volume"),
+            Self::Standby(queue) => write!(f, "bringing up another path of queue {queue}"),
             Self::Activate(queue) => write!(f, "activating queue {queue}"),
         }
     }
@@ -150,6 +156,17 @@ fn retry(after_ms: u32) -> String {
     if after_ms == 0 { String::new() } else { format!("; try again in {after_ms} ms") }
 }
 
+/// How to reach a target: all that dialing takes, for whichever thread does it.
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    pub(crate) target: Endpoint,
+    /// Name of this initiator.
+    pub(crate) name: String,
+    /// How long dialing, and each answer, may take.
+    pub(crate) timeout_ms: u64,
+    pub(crate) socket: twinrail_fallback_tcp::Options,
+}
+
 /// A connection that has been welcomed.
 pub(crate) struct Connection {
     stream: TcpStream,
@@ -163,14 +180,16 @@ pub(crate) struct Connection {
 
 /// What an activation brought.
 pub(crate) struct Activation {
-    pub(crate) stream: TcpStream,
+    pub(crate) socket: Socket,
     pub(crate) instance: Instance,
     pub(crate) agreed: QueueOptions,
 }
 
 impl Connection {
-    /// Dials the target and says hello as `name`. Each of the two steps may take `timeout_ms`.
-    pub(crate) fn dial(target: &Endpoint, name: &str, timeout_ms: u64) -> Result<Self, ConnectError> {
+    /// Dials the target and says hello. Each of the two steps may take the route's time.
+    pub(crate) fn dial(route: &Route) -> Result<Self, ConnectError> {
+        let Route { target, name, timeout_ms, .. } = route;
+        let timeout_ms = *timeout_ms;
         let stream = dial(target, timeout_ms)?;
         let frame = vec![0; HEADER_LEN + MAX_HANDSHAKE_PAYLOAD].into_boxed_slice();
         let mut connection = Self { stream, target: target.clone(), timeout_ms, target_name: String::new(), frame };
@@ -214,8 +233,30 @@ impl Connection {
         Ok(info)
     }
 
+    /// Makes this connection one that may become the next path of a queue, at once and at any later time.
+    pub(crate) fn stand_by(&mut self, standby: &Standby) -> Result<Standing, ConnectError> {
+        let stage = Stage::Standby(standby.queue);
+        self.send(stage, &Handshake::Standby(*standby))?;
+        let standing = match self.answer(stage, self.timeout_ms)? {
+            Handshake::Standing(standing) => Some(standing),
+            _ => None,
+        };
+        standing.ok_or_else(|| self.protocol(stage, "another answer to STANDBY than STANDING"))
+    }
+
+    /// The connection itself, non-blocking; nothing beyond the last answer was read.
+    pub(crate) fn into_socket(self, route: &Route) -> Result<Socket, ConnectError> {
+        Socket::from_stream(self.stream, &route.socket)
+            .map_err(|source| ConnectError::System { what: "a socket can't be set up", source })
+    }
+
     /// Makes this connection the path of a queue with a new slot table.
-    pub(crate) fn activate(mut self, activate: &Activate<'_>, max_transfer: u32) -> Result<Activation, ConnectError> {
+    pub(crate) fn activate(
+        mut self,
+        activate: &Activate<'_>,
+        max_transfer: u32,
+        route: &Route,
+    ) -> Result<Activation, ConnectError> {
         let stage = Stage::Activate(activate.queue);
         self.send(stage, &Handshake::Activate(*activate))?;
         let agreed = match self.answer(stage, self.timeout_ms)? {
@@ -234,7 +275,7 @@ impl Connection {
             _ => Err("another answer to ACTIVATE than ACTIVATED".to_owned()),
         };
         let (instance, agreed) = agreed.map_err(|detail| self.protocol(stage, detail))?;
-        Ok(Activation { stream: self.stream, instance, agreed })
+        Ok(Activation { socket: self.into_socket(route)?, instance, agreed })
     }
 
     fn protocol(&self, stage: Stage, detail: impl Into<String>) -> ConnectError {

@@ -168,7 +168,7 @@ pub enum Rejection {
     },
 }
 
-/// Why a path, and in this version with it the session, has ended.
+/// Why a path has ended, or the session with all its paths.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathEnd {
     /// The socket says so.
@@ -193,9 +193,33 @@ pub enum PathEnd {
     /// The target broke a rule of the protocol.
     #[error("the target broke the protocol: {0}")]
     Violation(Violation),
-    /// Another connection of the session was lost.
+    /// Another queue of the session found that the session has ended.
     #[error("another connection of the session ended first")]
     Sibling,
+    /// The target doesn't take the session back after its connection was lost.
+    #[error("{lost}; the target doesn't take the session back: {text} ({status})")]
+    NotTakenBack {
+        /// Why.
+        status: Status,
+        /// The same for people.
+        text: String,
+        /// How the connection was lost before.
+        lost: Box<PathEnd>,
+    },
+    /// There was no connection for as long as fail-fast allows.
+    #[error("{lost}; no connection for {limit_ms} ms (fail-fast)")]
+    FailFast {
+        /// The limit in milliseconds.
+        limit_ms: u64,
+        /// How the connection was lost before.
+        lost: Box<PathEnd>,
+    },
+    /// It didn't answer, while another connection of the same queue did; or nothing of it came back.
+    #[error("the connection didn't answer any more")]
+    Silent,
+    /// The target said on another connection that it has lost this one.
+    #[error("the target has lost the connection")]
+    LostByTarget,
     /// It was closed from this side, in order.
     #[error("the volume was closed")]
     Closed,
@@ -209,12 +233,49 @@ impl PathEnd {
     #[must_use]
     pub fn blame(&self) -> Blame {
         match self {
-            Self::Io { .. } | Self::Sibling => Blame::Network,
-            Self::ClosedByTarget | Self::Disconnected { .. } => Blame::Target,
+            Self::Io { .. } | Self::Sibling | Self::FailFast { .. } | Self::Silent | Self::LostByTarget => {
+                Blame::Network
+            }
+            Self::ClosedByTarget | Self::Disconnected { .. } | Self::NotTakenBack { .. } => Blame::Target,
             Self::Violation(_) => Blame::Protocol,
             Self::Closed | Self::Aborted => Blame::Caller,
         }
     }
+}
+
+impl PathEnd {
+    /// How it began: of a session that couldn't be brought back, how its connection was lost.
+    #[must_use]
+    pub fn origin(&self) -> &Self {
+        match self {
+            Self::NotTakenBack { lost, .. } | Self::FailFast { lost, .. } => lost.origin(),
+            other => other,
+        }
+    }
+
+    /// Whether no path of the session is worth another try.
+    pub(crate) fn is_final(&self) -> bool {
+        match self {
+            Self::Disconnected { status, .. } => ends_the_session(*status),
+            Self::Io { .. } | Self::ClosedByTarget | Self::Violation(_) | Self::Silent | Self::LostByTarget => false,
+            Self::NotTakenBack { .. } | Self::FailFast { .. } => true,
+            Self::Sibling | Self::Closed | Self::Aborted => true,
+        }
+    }
+}
+
+/// Whether a target that says this will never take the session back, however often it is asked. What an operator
+/// can mend is held until he has.
+pub(crate) fn ends_the_session(status: Status) -> bool {
+    const FINAL: [Status; 6] = [
+        Status::SESSION_LOST,
+        Status::BAD_SECRET,
+        Status::PREEMPTED,
+        Status::TAKEN_OVER,
+        Status::WRONG_VOLUME,
+        Status::CLOSED,
+    ];
+    FINAL.contains(&status)
 }
 
 impl From<io::Error> for PathEnd {

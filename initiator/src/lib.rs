@@ -24,15 +24,19 @@
 #![doc = include_str!("../examples/first_light.rs")]
 //! ```
 //!
+//! **When a connection is lost** it is replaced; commands are held meanwhile, and each is executed once. Nobody sees
+//! more than a pause, of any length unless [`Options::fail_fast`] bounds it.
+//!
 //! **When something fails**, [`Error`] says who has to act: the caller, the target, the network. A change that
-//! was on its way when the connection was lost has an [unknown outcome](Error::OutcomeUnknown). In this version
-//! a session ends with the first path that it loses; bringing paths back is for a later one.
+//! was on its way when the session was lost has an [unknown outcome](Error::OutcomeUnknown): the target doesn't take
+//! the session back (it was restarted, the lease is over, another writer has taken the volume), or fail-fast gave up.
+//! In this version a session that is lost isn't attached again by itself.
 //!
 //! **What it is doing** is told by [`Metrics`] in Prometheus' format, and by `tracing` events.
 //!
 //! The rooms: [`url`] and [`options`] are what the caller says, [`connect`] and [`session`] bring up the paths,
-//! [`queue`] drives one, [`request`] is what goes in and comes out of it. Above, `lane` has the threads, `cells`
-//! is where commands of [`volume`] end.
+//! [`queue`] drives one and replaces it, [`request`] is what goes in and comes out of it; `keeper` watches over queues
+//! that nobody polls. Above, `lane` has the threads, `cells` is where commands of [`volume`] end.
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code, reason = "the one room that has it")]
@@ -42,6 +46,7 @@ mod cells;
 pub mod connect;
 mod doorbell;
 pub mod error;
+mod keeper;
 mod lane;
 pub mod metrics;
 pub mod options;

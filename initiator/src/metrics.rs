@@ -119,9 +119,19 @@ families! {
     paths: Gauge, "twinrail_initiator_paths", ["rail"],
         "Connections that are the path of a queue.";
     path_ends: Counter, "twinrail_initiator_path_ends_total", ["rail", "reason"],
-        "Paths that ended: lost, closed_by_target, disconnected, violation, sibling, closed (in order), aborted.";
+        "Paths that ended: lost, closed_by_target, disconnected, violation, silent, sibling, closed (in order), \
+         given_up (by fail-fast, or since the target didn't take the session back), aborted.";
+    dials: Counter, "twinrail_initiator_dials_total", ["result"],
+        "Connections that were to replace a path: opened or failed.";
+    path_switches: Counter, "twinrail_initiator_path_switches_total", ["from", "to", "cause"],
+        "Times that another connection became the path of a queue, by rails and by why the one before was left.";
+    blackouts: Histogram, "twinrail_initiator_switch_blackout_seconds", ["to"],
+        "Time from the last progress on a path that was lost until its successor served.";
+    reported: Counter, "twinrail_initiator_reported_commands_total", ["verdict"],
+        "Commands that were out when a path was replaced, by what the target knew: done (answered from its record), \
+         running, unknown (sent again).";
     alarms: Counter, "twinrail_initiator_alarms_total", ["reason"],
-        "Times that something needs a person's eyes: silence, draining.";
+        "Times that something needs a person's eyes: silence, no_path, draining.";
     commands: Counter, "twinrail_initiator_commands_total", ["op", "result"],
         "Commands that ended; result is ok, request (it was wrong), storage (storage failed it), session or lost.";
     durations: Histogram, "twinrail_initiator_command_duration_seconds", ["op", "rail", "stage"],
@@ -219,15 +229,33 @@ impl Metrics {
         &self.inner.unregistered_bytes
     }
 
+    /// Another connection became the path of a queue.
+    pub(crate) fn switched(&self, from: &str, to: &str, cause: &str, blackout_us: u64) {
+        let f = &self.inner.families;
+        f.path_switches.with_label_values(&[from, to, cause]).inc();
+        f.blackouts.with_label_values(&[to]).observe(blackout_us as f64 * 1e-6);
+    }
+
     /// Handles for a queue on a rail.
     pub(crate) fn queue(&self, rail: Rail) -> QueueMetrics {
         let f = &self.inner.families;
         let rail = rail.name();
         let alarm = |reason| f.alarms.with_label_values(&[reason]);
-        let (silence, draining) = (alarm("silence"), alarm("draining"));
+        let (silence, no_path, draining) = (alarm("silence"), alarm("no_path"), alarm("draining"));
+        let reported = |verdict| f.reported.with_label_values(&[verdict]);
         let paths = f.paths.with_label_values(&[rail]);
         paths.inc();
-        let ends = ["lost", "closed_by_target", "disconnected", "violation", "sibling", "closed", "aborted"];
+        let ends = [
+            "lost",
+            "closed_by_target",
+            "disconnected",
+            "violation",
+            "sibling",
+            "closed",
+            "aborted",
+            "silent",
+            "given_up",
+        ];
         QueueMetrics {
             ended: std::array::from_fn(|op| {
                 let op = Opcode(op as u8).name();
@@ -246,7 +274,11 @@ impl Metrics {
             stale_frames: f.stale_frames.with_label_values(&[rail]),
             probes: f.probes.with_label_values(&[rail]),
             silence,
+            no_path,
             draining,
+            dials: f.dials.with_label_values(&["opened"]),
+            dials_failed: f.dials.with_label_values(&["failed"]),
+            reported: [reported("unknown"), reported("running"), reported("done")],
             spins_found: f.spins.with_label_values(&["found"]).local(),
             spins_slept: f.spins.with_label_values(&["slept"]).local(),
             sleeps: f.sleeps.with_label_values::<&str>(&[]).local(),
@@ -301,6 +333,10 @@ pub(crate) struct QueueMetrics {
     pub(crate) stale_frames: IntCounter,
     pub(crate) probes: IntCounter,
     pub(crate) silence: IntCounter,
+    pub(crate) no_path: IntCounter,
+    pub(crate) dials: IntCounter,
+    pub(crate) dials_failed: IntCounter,
+    reported: [IntCounter; 3],
     pub(crate) draining: IntCounter,
     pub(crate) spins_found: LocalIntCounter,
     pub(crate) spins_slept: LocalIntCounter,
@@ -309,7 +345,7 @@ pub(crate) struct QueueMetrics {
     granted_slots: Share,
     window_used: Share,
     paths: IntGauge,
-    path_ends: [IntCounter; 7],
+    path_ends: [IntCounter; 9],
     dirty: bool,
 }
 
@@ -369,8 +405,22 @@ impl QueueMetrics {
             PathEnd::Sibling => 4,
             PathEnd::Closed => 5,
             PathEnd::Aborted => 6,
+            PathEnd::Silent | PathEnd::LostByTarget => 7,
+            PathEnd::NotTakenBack { .. } | PathEnd::FailFast { .. } => 8,
         };
         self.path_ends[index].inc();
+    }
+
+    /// Another path serves the queue; the target knew so many of its commands not at all, as running, as done.
+    pub(crate) fn path_began(&mut self, [unknown, running, done]: [u64; 3]) {
+        self.paths.inc();
+        for (counter, count) in self.reported.iter().zip([unknown, running, done]) {
+            counter.inc_by(count);
+        }
+    }
+
+    /// The queue has ended.
+    pub(crate) fn queue_ended(&mut self) {
         self.levels(0, 0, 0);
         self.flush();
     }
@@ -455,6 +505,7 @@ mod tests {
         assert_eq!((bucket("total", "0.00001"), bucket("total", "0.00002")), (0.0, 1.0));
         assert_eq!((bucket("queue", "0.000005"), bucket("wire", "0.000005")), (1.0, 0.0));
         queue.path_ended(&PathEnd::ClosedByTarget);
+        queue.queue_ended();
         drop(queue);
         let text = metrics.render();
         assert_eq!(value(&text, "twinrail_initiator_paths{rail=\"tcp\"}"), 0.0);
@@ -468,6 +519,7 @@ mod tests {
         let metrics = Metrics::new().unwrap();
         // A family appears once it has a member.
         let _queue = metrics.queue(Rail::TCP);
+        metrics.switched("tcp", "tcp", "disconnected", 1_000);
         let text = metrics.render();
         for metric in METRICS {
             assert!(text.contains(&format!("# TYPE {} {}\n", metric.name, metric.kind.name())), "{}", metric.name);

@@ -1,10 +1,14 @@
 //! How a volume is attached, and how the library goes about its work.
 
 use std::num::NonZero;
-use std::thread;
+use std::time::Duration;
+use std::{fs, io, thread};
 
+use rustix::net::{self, AddressFamily, SocketType, sockopt};
 use twinrail_protocol::VolumeId;
+use twinrail_protocol::initiator::rails;
 use twinrail_protocol::limits::{MAX_DEPTH, MAX_NAME, MAX_QUEUES};
+use twinrail_protocol::liveness::Liveness;
 use twinrail_protocol::wire::AttachMode;
 
 use crate::arena::Pages;
@@ -40,15 +44,20 @@ pub struct Options {
     /// How long the answer to ATTACH may take, in milliseconds. The target answers when every command of
     /// the sessions it had to end has left its storage, which a slow disk delays.
     pub attach_timeout_ms: u64,
+    /// How long a queue may be without a path that answers before the session ends, every command with an unknown
+    /// outcome; `None`, the default, holds commands for ever: a block device that errors turns file systems
+    /// read-only.
+    pub fail_fast: Option<Duration>,
     /// How long [`crate::Volume::close`] may take, in milliseconds; then the connections are cut.
     pub close_timeout_ms: u64,
-    /// How often an idle connection is probed, in milliseconds.
+    /// How often an idle connection is probed, in milliseconds. One that gives no answer for
+    /// [`Liveness::LOST_AFTER`] periods, while another one does, is left.
     pub probe_period_ms: u64,
     /// How long a queue's thread looks for the next reply before it sleeps, in microseconds at most; 0
     /// never. Sleeping costs about 10 us, so that more than a few of them is only worth it for latency.
     pub spin_us: u32,
-    /// Congestion control of the connections; `None` leaves the kernel's default. See
-    /// [`twinrail_fallback_tcp::Options::congestion`] for why it is `cubic`.
+    /// Congestion control of the connections; `None` leaves the kernel's default. By default `cubic` if the
+    /// kernel has it; see [`twinrail_fallback_tcp::Options::congestion`] for why.
     pub congestion: Option<String>,
     /// Where the numbers go: volumes that share one add up in it. `None` makes one for this volume.
     pub metrics: Option<Metrics>,
@@ -67,10 +76,11 @@ impl Default for Options {
             pages: Pages::Transparent,
             connect_timeout_ms: 5_000,
             attach_timeout_ms: 60_000,
+            fail_fast: None,
             close_timeout_ms: 30_000,
-            probe_period_ms: twinrail_protocol::liveness::Liveness::PERIOD_MS,
+            probe_period_ms: Liveness::PERIOD_MS,
             spin_us: 50,
-            congestion: Some("cubic".to_owned()),
+            congestion: Some("cubic").filter(|name| try_congestion(name).is_ok()).map(str::to_owned),
             metrics: None,
         }
     }
@@ -90,6 +100,14 @@ fn default_name() -> String {
     }
     name.truncate(end);
     name
+}
+
+/// Whether the kernel takes a congestion control from this process, and what it says if not. Only a try tells: root
+/// may use what is loaded by it, others only what the administrator allows.
+fn try_congestion(name: &str) -> io::Result<()> {
+    // Where there are no sockets to try it on, connections have their own error.
+    let Ok(socket) = net::socket(AddressFamily::INET, SocketType::STREAM, None) else { return Ok(()) };
+    Ok(sockopt::set_tcp_congestion(socket, name)?)
 }
 
 /// An option has a value that it can't have.
@@ -125,10 +143,21 @@ impl Options {
         within("attach_timeout_ms", self.attach_timeout_ms, 1, 3_600_000)?;
         within("close_timeout_ms", self.close_timeout_ms, 1, 3_600_000)?;
         within("probe_period_ms", self.probe_period_ms, 10, 3_600_000)?;
+        if let Some(limit) = self.fail_fast {
+            within("fail_fast", u64::try_from(limit.as_millis()).unwrap_or(u64::MAX), 1, 31 * 24 * 3_600_000)?;
+        }
         within("spin_us", self.spin_us.into(), 0, 10_000)?;
         if self.name.is_empty() || self.name.len() > MAX_NAME || self.name.chars().any(char::is_control) {
             let rule = format!("it must be 1 to {MAX_NAME} bytes of printable UTF-8");
             return Err(OptionError { option: "name", value: format!("{:?}", self.name), rule });
+        }
+        if let Some(name) = &self.congestion
+            && let Err(error) = try_congestion(name)
+        {
+            let known = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
+            let known = known.unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(", ");
+            let rule = format!("the kernel doesn't take it ({error}); it has {known}");
+            return Err(OptionError { option: "congestion", value: format!("{name:?}"), rule });
         }
         if self.mode.name() == "unknown" {
             let rule = "it must be exclusive, shared or read-only".to_owned();
@@ -139,6 +168,15 @@ impl Options {
             return Err(OptionError { option: "preempt", value: "true".to_owned(), rule });
         }
         Ok(())
+    }
+
+    /// The path policy that follows from them.
+    pub(crate) fn rails(&self) -> rails::Settings {
+        let mut settings = rails::Settings::DEFAULT;
+        settings.idle_probe_us = self.probe_period_ms.saturating_mul(1_000);
+        settings.tcp.unanswered_us = settings.idle_probe_us.saturating_mul(Liveness::LOST_AFTER.into());
+        settings.fail_fast_us = self.fail_fast.map(|limit| u64::try_from(limit.as_micros()).unwrap_or(u64::MAX));
+        settings
     }
 }
 
@@ -158,13 +196,27 @@ mod tests {
             ("attach_timeout_ms", Options { attach_timeout_ms: 0, ..good.clone() }),
             ("close_timeout_ms", Options { close_timeout_ms: 0, ..good.clone() }),
             ("probe_period_ms", Options { probe_period_ms: 0, ..good.clone() }),
+            ("fail_fast", Options { fail_fast: Some(Duration::ZERO), ..good.clone() }),
             ("spin_us", Options { spin_us: 10_001, ..good.clone() }),
             ("name", Options { name: "a\nb".into(), ..good.clone() }),
+            ("congestion", Options { congestion: Some("nosuch".into()), ..good.clone() }),
+            ("congestion", Options { congestion: Some(String::new()), ..good.clone() }),
             ("mode", Options { mode: AttachMode(9), ..good.clone() }),
             ("preempt", Options { preempt: true, mode: AttachMode::READ_ONLY, ..good.clone() }),
         ];
         for (option, options) in bad {
             assert_eq!(options.check().unwrap_err().option, option);
+        }
+    }
+
+    #[test]
+    fn a_congestion_control_that_the_kernel_lacks_was_silently_another() {
+        let options = Options { congestion: Some("nosuch".into()), ..Options::default() };
+        let text = options.check().unwrap_err().to_string();
+        // Every kernel has this one.
+        assert!(text.contains("congestion") && text.contains("nosuch") && text.contains("reno"), "{text}");
+        for congestion in [None, Some("reno".to_owned())] {
+            assert_eq!(Options { congestion, ..Options::default() }.check(), Ok(()));
         }
     }
 }

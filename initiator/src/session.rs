@@ -3,18 +3,20 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::rand::{GetRandomFlags, getrandom};
-use twinrail_fallback_tcp::Socket;
 use twinrail_protocol::ids::{Epoch, Secret};
 use twinrail_protocol::limits::DEFAULT_IN_CAPSULE;
-use twinrail_protocol::wire::{Activate, Attach, AttachFlags, AttachMode, Attached, Portal, Rail, VolumeFlags};
+use twinrail_protocol::wire::{
+    Activate, Attach, AttachFlags, AttachMode, Attached, Portal, Rail, Standby, VolumeFlags,
+};
 use twinrail_protocol::{Geometry, QueueId, SessionId, VolumeId};
 
-use crate::connect::{ConnectError, Connection};
+use crate::connect::{ConnectError, Connection, Route};
 use crate::doorbell::Doorbell;
 use crate::error::PathEnd;
+use crate::keeper::Keeper;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::queue::Queue;
@@ -66,6 +68,9 @@ pub struct Session {
 
 struct Inner {
     id: SessionId,
+    /// What every activation shows; never logged.
+    secret: Secret,
+    route: Arc<Route>,
     info: VolumeInfo,
     target_name: String,
     mode: AttachMode,
@@ -80,21 +85,46 @@ struct Inner {
     /// Why the session ended.
     end: OnceLock<PathEnd>,
     doorbells: OnceLock<Vec<Doorbell>>,
+    /// Looks after queues whose owner may be busy elsewhere.
+    keeper: OnceLock<Keeper>,
     metrics: Metrics,
 }
 
 impl Session {
-    /// Attaches the volume and activates its queues, each to be owned by one thread.
+    /// Attaches the volume and activates its queues, each to be owned by one thread. Should nobody poll them for
+    /// long, a thread of the session keeps its lease.
     ///
     /// # Errors
     /// See [`ConnectError`].
     pub fn attach(url: &VolumeUrl, options: &Options, metrics: &Metrics) -> Result<(Self, Vec<Queue>), ConnectError> {
+        let (session, queues) = Self::attach_polled(url, options, metrics)?;
+        let lease = Duration::from_millis(session.inner.info.lease_ms.into());
+        if !lease.is_zero() {
+            let (id, secret) = (session.id(), session.secret());
+            let standby = Standby { session: id, secret, queue: QueueId(0), rail: Rail::TCP };
+            let _first_time = session.inner.keeper.set(Keeper::start(session.route().clone(), standby, lease)?);
+        }
+        Ok((session, queues))
+    }
+
+    /// The same for queues that are polled all the time.
+    pub(crate) fn attach_polled(
+        url: &VolumeUrl,
+        options: &Options,
+        metrics: &Metrics,
+    ) -> Result<(Self, Vec<Queue>), ConnectError> {
         options.check()?;
         if let Some(portal) = &url.rdma {
             tracing::warn!(%portal, "this version has no RDMA: TCP serves");
         }
         let (id, secret) = (SessionId(random()?), Secret(random()?));
-        let dial = || Connection::dial(&url.target, &options.name, options.connect_timeout_ms);
+        let route = Arc::new(Route {
+            target: url.target.clone(),
+            name: options.name.clone(),
+            timeout_ms: options.connect_timeout_ms,
+            socket: twinrail_fallback_tcp::Options { congestion: options.congestion.clone(), ..Default::default() },
+        });
+        let dial = || Connection::dial(&route);
         let mut first = dial()?;
         let attach = Attach {
             session: id,
@@ -112,6 +142,8 @@ impl Session {
         let session = Self {
             inner: Arc::new(Inner {
                 id,
+                secret,
+                route: route.clone(),
                 target_name: first.target_name.clone(),
                 mode: options.mode,
                 origin: Instant::now(),
@@ -120,6 +152,7 @@ impl Session {
                 closing: AtomicBool::new(false),
                 end: OnceLock::new(),
                 doorbells: OnceLock::new(),
+                keeper: OnceLock::new(),
                 metrics: metrics.clone(),
                 info,
             }),
@@ -131,14 +164,11 @@ impl Session {
             let connection = connection.take().map_or_else(dial, Ok)?;
             let mut activate = Activate::new(id, secret, queue, Rail::TCP, Epoch(1));
             (activate.depth, activate.in_capsule) = (options.depth, DEFAULT_IN_CAPSULE);
-            let activation = connection.activate(&activate, max_transfer)?;
-            let congestion = options.congestion.clone();
-            let socket_options = twinrail_fallback_tcp::Options { congestion, ..Default::default() };
-            let socket = Socket::from_stream(activation.stream, &socket_options)
-                .map_err(|source| ConnectError::System { what: "a socket can't be set up", source })?;
+            let activation = connection.activate(&activate, max_transfer, &route)?;
             let doorbell =
                 Doorbell::new().map_err(|source| ConnectError::System { what: "no event descriptor", source })?;
-            Ok(Queue::new(queue, &session, options, socket, activation.instance, activation.agreed, doorbell))
+            let seed = u64::from_le_bytes(random()?[..8].try_into().unwrap_or_default());
+            Ok(Queue::new(queue, &session, options, activation, doorbell, seed))
         });
         let paths = paths.collect::<Result<Vec<_>, ConnectError>>()?;
         let doorbells = paths.iter().map(|queue| queue.doorbell().clone()).collect();
@@ -208,6 +238,24 @@ impl Session {
         &self.inner.metrics
     }
 
+    /// What every activation shows.
+    pub(crate) fn secret(&self) -> Secret {
+        self.inner.secret
+    }
+
+    /// How its target is reached.
+    pub(crate) fn route(&self) -> &Arc<Route> {
+        &self.inner.route
+    }
+
+    /// A queue is polled by its owner.
+    #[inline]
+    pub(crate) fn polled(&self) {
+        if let Some(keeper) = self.inner.keeper.get() {
+            keeper.polled();
+        }
+    }
+
     /// The target says that the volume has another size.
     pub(crate) fn resized(&self, size: u64) {
         let before = self.inner.size.swap(size, Ordering::Relaxed);
@@ -223,13 +271,13 @@ impl Session {
         }
     }
 
-    /// A path has ended, and the session with it: in this version a session doesn't outlive a path. The first
-    /// one to say so names the reason, and the others hear of it.
+    /// The session has ended. The first queue to say so names the reason, and the others hear of it.
     pub(crate) fn ends(&self, end: &PathEnd) {
         if self.inner.end.set(end.clone()).is_err() {
             return;
         }
         self.inner.metrics.sessions().dec();
+        self.inner.keeper.get().into_iter().for_each(Keeper::stop);
         match end {
             PathEnd::Closed => tracing::info!(session = %self.inner.id, "closed"),
             _ => tracing::error!(session = %self.inner.id, blame = ?end.blame(), "the session ended: {end}"),
@@ -249,7 +297,8 @@ impl Session {
     }
 
     /// Whether the target was asked to end the session.
-    pub(crate) fn is_closing(&self) -> bool {
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
         self.inner.closing.load(Ordering::Relaxed)
     }
 }

@@ -77,6 +77,12 @@ pub enum UrlFault {
     /// An option other than `rdma`.
     #[error("`{0}` is no option: the only one is `rdma=host:port`")]
     Option(String),
+    /// An address for RDMA that isn't whole: unlike the target's it has no port by default.
+    #[error("`rdma={0}` has no port: write `rdma=host:port`")]
+    NoRdmaPort(String),
+    /// Two addresses for RDMA.
+    #[error("`rdma` is there twice")]
+    RdmaTwice,
 }
 
 impl FromStr for VolumeUrl {
@@ -91,7 +97,8 @@ fn parse(text: &str) -> Result<VolumeUrl, UrlFault> {
     let rest = text.strip_prefix(SCHEME).ok_or(UrlFault::Scheme)?;
     let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
     let (host, volume) = rest.split_once('/').unwrap_or((rest, ""));
-    let target = endpoint(host)?;
+    let (host, port) = endpoint(host)?;
+    let target = Endpoint { host, port: port.unwrap_or(DEFAULT_PORT) };
     if volume.is_empty() {
         return Err(UrlFault::NoVolume);
     }
@@ -102,14 +109,20 @@ fn parse(text: &str) -> Result<VolumeUrl, UrlFault> {
     let mut rdma = None;
     for option in query.into_iter().flat_map(|query| query.split('&')) {
         match option.split_once('=') {
-            Some(("rdma", value)) if rdma.is_none() => rdma = Some(endpoint(value)?),
+            Some(("rdma", _)) if rdma.is_some() => return Err(UrlFault::RdmaTwice),
+            Some(("rdma", value)) => {
+                let (host, port) = endpoint(value)?;
+                let port = port.ok_or_else(|| UrlFault::NoRdmaPort(value.to_owned()))?;
+                rdma = Some(Endpoint { host, port });
+            }
             _ => return Err(UrlFault::Option(option.to_owned())),
         }
     }
     Ok(VolumeUrl { target, volume: volume.to_owned(), rdma })
 }
 
-fn endpoint(text: &str) -> Result<Endpoint, UrlFault> {
+/// A host, and a port if there is one.
+fn endpoint(text: &str) -> Result<(String, Option<u16>), UrlFault> {
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
             let (address, rest) = rest.split_once(']').ok_or_else(|| UrlFault::Ipv6(rest.to_owned()))?;
@@ -136,11 +149,8 @@ fn endpoint(text: &str) -> Result<Endpoint, UrlFault> {
     if host.is_empty() {
         return Err(UrlFault::NoHost);
     }
-    let port = match port {
-        None => DEFAULT_PORT,
-        Some(text) => text.parse().ok().filter(|&port| port > 0).ok_or_else(|| UrlFault::Port(text.to_owned()))?,
-    };
-    Ok(Endpoint { host: host.to_owned(), port })
+    let number = |text: &str| text.parse().ok().filter(|&port| port > 0).ok_or_else(|| UrlFault::Port(text.to_owned()));
+    Ok((host.to_owned(), port.map(number).transpose()?))
 }
 
 impl fmt::Display for Endpoint {
@@ -198,11 +208,19 @@ mod tests {
         assert_eq!(fault("twinrail://host/"), UrlFault::NoVolume);
         assert_eq!(fault("twinrail://host/a/b"), UrlFault::Volume("a/b".into()));
         assert_eq!(fault("twinrail://host/disk?tcp=no"), UrlFault::Option("tcp=no".into()));
-        assert_eq!(fault("twinrail://host/disk?rdma=a&rdma=b"), UrlFault::Option("rdma=b".into()));
+        assert_eq!(fault("twinrail://host/disk?rdma=a:1&rdma=b:1"), UrlFault::RdmaTwice);
         let long = "v".repeat(MAX_VOLUME_NAME + 1);
         assert_eq!(fault(&format!("twinrail://host/{long}")), UrlFault::Volume(long));
         let error = "twinrail://host".parse::<VolumeUrl>().unwrap_err().to_string();
         assert!(error.contains("volume is missing") && error.contains("twinrail://host[:port]/volume"), "{error}");
+    }
+
+    #[test]
+    fn an_rdma_address_without_a_port_passed() {
+        assert_eq!(fault("twinrail://host/disk?rdma=xx"), UrlFault::NoRdmaPort("xx".into()));
+        assert_eq!(fault("twinrail://host/disk?rdma=[::1]"), UrlFault::NoRdmaPort("[::1]".into()));
+        assert_eq!(fault("twinrail://host/disk?rdma=xx:0"), UrlFault::Port("0".into()));
+        assert_eq!(fault("twinrail://host/disk?rdma="), UrlFault::NoHost);
     }
 
     proptest! {

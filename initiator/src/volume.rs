@@ -119,7 +119,7 @@ impl Volume {
             })?,
         };
         let arena = Arena::new(options.arena_bytes, options.pages)?;
-        let (session, queues) = Session::attach(url, &options, &metrics)?;
+        let (session, queues) = Session::attach_polled(url, &options, &metrics)?;
         let lanes = Arc::new(Lanes::new(session, &queues));
         // From here on, going out of scope closes what there is.
         let core = Arc::new(Core { lanes, arena, metrics, close_timeout_ms: options.close_timeout_ms });

@@ -63,6 +63,9 @@ impl Sequence {
 }
 
 impl Epoch {
+    /// Greater than that of any path: the session is over.
+    pub const OVER: Self = Self(u64::MAX);
+
     /// The epoch of the next attempt to activate a path.
     #[inline]
     #[must_use]

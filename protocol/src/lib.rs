@@ -26,6 +26,7 @@
 extern crate alloc;
 
 pub mod buddy;
+pub mod canary;
 mod checksum;
 pub mod control_credit;
 pub mod geometry;

@@ -123,6 +123,10 @@ statuses! {
     SUPERSEDED = 0x040d, "superseded";
     /// The session was closed in order.
     CLOSED = 0x040e, "closed";
+
+    // Said by the initiator to its caller, never on the wire.
+    /// The session was lost while the command was out: it may have been executed, or may yet be, or not.
+    OUTCOME_UNKNOWN = 0x0501, "outcome_unknown";
 }
 
 impl Status {

@@ -159,7 +159,7 @@ fn layouts_have_no_gaps() {
             (start, _) => assert_eq!(start, 0, "{rows:?}"),
         }
     }
-    assert_eq!(layouts, 16, "a layout is missing, or new and not looked at here");
+    assert_eq!(layouts, 18, "a layout is missing, or new and not looked at here");
 }
 
 #[test]

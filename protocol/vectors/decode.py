@@ -111,7 +111,7 @@ def header(data):
     follows = flags & PAYLOAD_FOLLOWS
     need(not (follows and length == 0))
     need(length or payload_crc == 0)
-    handshake = 0x41 <= kind <= 0x47
+    handshake = 0x41 <= kind <= 0x49
     most = MAX_TRANSFER if 1 <= kind <= 4 else MAX_HANDSHAKE_PAYLOAD if handshake else MAX_CONTROL_PAYLOAD
     need(length <= most)
     payload = {"payload_length": length, "payload_crc": payload_crc}
@@ -222,6 +222,7 @@ def attached(f):
               "queues": f.number(2)}
     count = f.number(2)
     need(count <= MAX_PORTALS)
+    fields["synced_boot_id"] = f.id()
     fields["portals"] = [{"family": f.number(2), "port": f.number(2), "address": f.id()} for _ in range(count)]
     f.end()
     return fields
@@ -274,7 +275,20 @@ def refused(f):
     return {**fields, "retry_after_ms": f.number(4), "text": f.text(MAX_TEXT)}
 
 
-HANDSHAKE = {0x41: welcome, 0x42: auth, 0x43: attach, 0x44: attached, 0x45: activate, 0x46: activated, 0x47: refused}
+def standby(f):
+    fields = {"frame": "standby", "session": f.id(), "secret": f.id(), "queue": f.number(2), "rail": f.number(1)}
+    f.zeros(5)
+    return fields
+
+
+def standing(f):
+    fields = {"frame": "standing", "epoch": f.number(8), "instance": f.number(8)}
+    need((fields["epoch"] == 0) == (fields["instance"] == 0))
+    return fields
+
+
+HANDSHAKE = {0x41: welcome, 0x42: auth, 0x43: attach, 0x44: attached, 0x45: activate, 0x46: activated, 0x47: refused,
+             0x48: standby, 0x49: standing}
 
 
 def handshake(data):

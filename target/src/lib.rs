@@ -13,8 +13,9 @@
 
 pub mod config;
 pub mod control;
-mod mapping;
+pub mod mapping;
 pub mod metrics;
 pub mod reactor;
 pub mod session;
+mod throttle;
 pub mod volume;

@@ -1,5 +1,4 @@
-//! Anonymous memory from the system, with huge pages where there are any: what reactors' arenas and memory
-//! volumes are made of. This room and the reactor's `ring` and `arena` are the only ones with unsafe code.
+//! Anonymous memory from the system, what reactors' arenas and memory volumes are made of. This room and the reactor's `ring` and `arena` are the only ones with unsafe code.
 
 use std::io;
 use std::ptr::NonNull;
@@ -22,12 +21,22 @@ const AHEAD: usize = 2048;
 #[cfg(target_arch = "x86_64")]
 const PAST_CACHES: usize = 32 * 1024;
 
+/// What memory is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pages {
+    /// Small pages, which the kernel joins to huge ones as far as it can.
+    #[default]
+    Plain,
+    /// Huge pages that an administrator has reserved. Whoever else counts on them goes without, so they are
+    /// only taken when asked for.
+    Reserved,
+}
+
 /// A private anonymous mapping, zeroed; given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     length: usize,
-    huge: bool,
 }
 
 // SAFETY: the mapping belongs to nobody else, and what is reached through a shared reference to it is either
@@ -41,21 +50,24 @@ impl Mapping {
     /// would be paid by somebody's command (I8), and that of a huge page takes a millisecond and more.
     ///
     /// # Errors
-    /// When the system doesn't have as much.
-    pub(crate) fn new(length: usize) -> io::Result<Self> {
+    /// When the system doesn't have as much; for reserved pages with the remedy.
+    pub(crate) fn new(length: usize, pages: Pages) -> io::Result<Self> {
         let length = length.max(1).checked_next_multiple_of(HUGE_PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
-        let map = |flags| {
-            let protection = ProtFlags::READ | ProtFlags::WRITE;
-            // SAFETY: a new private mapping, at an address of the kernel's choice, aliases nothing.
-            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, protection, MapFlags::PRIVATE | flags) }
+        let flags = match pages {
+            Pages::Plain => MapFlags::PRIVATE,
+            Pages::Reserved => MapFlags::PRIVATE | MapFlags::POPULATE | MapFlags::HUGETLB | MapFlags::HUGE_2MB,
         };
-        let (address, huge) = match map(MapFlags::POPULATE | MapFlags::HUGETLB) {
-            Ok(address) => (address, true),
-            Err(_) => (map(MapFlags::empty())?, false),
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new private mapping, at an address of the kernel's choice, aliases nothing.
+        let mapped = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), length, protection, flags) };
+        let address = match (mapped, pages) {
+            (Ok(address), _) => address,
+            (Err(errno), Pages::Plain) => return Err(errno.into()),
+            (Err(errno), Pages::Reserved) => return Err(none_reserved(length, errno.into())),
         };
         let base = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let mapping = Self { base, length, huge };
-        if !huge {
+        let mapping = Self { base, length };
+        if pages == Pages::Plain {
             if let Err(error) = mapping.advise(Advice::LinuxHugepage) {
                 tracing::debug!(%error, "the kernel makes no huge pages: memory may be slower");
             }
@@ -83,11 +95,6 @@ impl Mapping {
         self.length
     }
 
-    /// Whether it has reserved huge pages (not those that the kernel may make of small ones).
-    pub(crate) fn huge(&self) -> bool {
-        self.huge
-    }
-
     /// The mapping as words that threads may share.
     pub(crate) fn words(&self) -> &[AtomicU64] {
         // SAFETY: page-aligned, initialised (zeros), alive as long as `self`; any bits are a valid word, and
@@ -102,6 +109,15 @@ impl Drop for Mapping {
         // by address, is dropped before it (field order in `Core`, I3).
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
     }
+}
+
+/// Why reserved huge pages can't be had, and what to do.
+fn none_reserved(length: usize, error: io::Error) -> io::Error {
+    let pages = length / HUGE_PAGE;
+    io::Error::other(format!(
+        "{pages} free huge pages of 2 MiB are needed ({error}): reserve enough of them for all reactors and memory \
+         volumes (`sysctl vm.nr_hugepages=N`; /proc/meminfo tells how many are free), or leave `huge_pages` out"
+    ))
 }
 
 /// Copies shared words to `out`, whole lines of them. A line that others write meanwhile is mixed word by word.
@@ -157,9 +173,29 @@ fn ask_for(line: &[AtomicU64; LINE]) {
 mod tests {
     use super::*;
 
+    /// KiB of the process that are in reserved huge pages.
+    fn reserved_kib() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let value = status.lines().find_map(|line| line.strip_prefix("HugetlbPages:"));
+        value.map_or(0, |value| value.trim().trim_end_matches(" kB").parse().unwrap())
+    }
+
+    #[test]
+    fn reserved_huge_pages_are_left_to_others_unless_asked_for() {
+        let plain = Mapping::new(HUGE_PAGE, Pages::Plain).unwrap();
+        assert_eq!((plain.length(), reserved_kib()), (HUGE_PAGE, 0));
+        match Mapping::new(HUGE_PAGE, Pages::Reserved) {
+            Ok(_reserved) => assert_eq!(reserved_kib(), 2048),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains("1 free huge pages") && text.contains("vm.nr_hugepages"), "{text}");
+            }
+        }
+    }
+
     #[test]
     fn copies_of_every_length_come_back_the_same() {
-        let mapping = Mapping::new(1).unwrap();
+        let mapping = Mapping::new(1, Pages::Plain).unwrap();
         for lines in [1, 2, 63, 64, 511, 512, 513, 4096] {
             let data: Vec<u8> = (0..lines * LINE * WORD).map(|i| (i * 7 + lines) as u8).collect();
             let words = &mapping.words()[LINE..][..lines * LINE];

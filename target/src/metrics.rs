@@ -123,10 +123,16 @@ families! {
         "Sessions, by how they hold their volume: exclusive, shared, read-only.";
     paths: Gauge, "twinrail_target_paths", ["rail"],
         "Connections that are the path of a queue.";
+    path_switches: Counter, "twinrail_target_path_switches_total", ["to"],
+        "Times that another connection became the path of a queue, by its rail.";
+    reported: Counter, "twinrail_target_reported_commands_total", ["verdict"],
+        "Commands that were out when a path was replaced, by what the target knew: done (answered from its record), \
+         running, unknown (sent again).";
     handshakes_in_progress: Gauge, "twinrail_target_handshakes_in_progress", [],
         "Connections whose handshake isn't over.";
     handshakes: Counter, "twinrail_target_handshakes_total", ["result"],
-        "Handshakes that ended: activated, refused, timeout, crowded_out, or lost when the peer hung up.";
+        "Handshakes that ended: activated, standing (it stood by and was never needed), refused, timeout, crowded_out, \
+         or lost when the peer hung up.";
     refusals: Counter, "twinrail_target_refusals_total", ["reason"],
         "Connections refused or dropped during the handshake, by status.";
     accept_pauses: Counter, "twinrail_target_accept_pauses_total", [],
@@ -202,6 +208,8 @@ impl Stage {
 pub enum HandshakeEnd {
     /// The connection is a path now.
     Activated,
+    /// It stood by, and is over.
+    Standing,
     /// It was refused.
     Refused,
     /// The peer was silent for too long.
@@ -213,11 +221,13 @@ pub enum HandshakeEnd {
 }
 
 impl HandshakeEnd {
-    const ALL: [Self; 5] = [Self::Activated, Self::Refused, Self::Timeout, Self::CrowdedOut, Self::Lost];
+    const ALL: [Self; 6] =
+        [Self::Activated, Self::Standing, Self::Refused, Self::Timeout, Self::CrowdedOut, Self::Lost];
 
     fn name(self) -> &'static str {
         match self {
             Self::Activated => "activated",
+            Self::Standing => "standing",
             Self::Refused => "refused",
             Self::Timeout => "timeout",
             Self::CrowdedOut => "crowded_out",
@@ -304,6 +314,8 @@ impl Metrics {
             read_bytes: f.read_bytes.with_label_values(&[rail]).local(),
             written_bytes: f.written_bytes.with_label_values(&[rail]).local(),
             paths: f.paths.with_label_values(&[rail]),
+            switches: f.path_switches.with_label_values(&[rail]),
+            reported: ["unknown", "running", "done"].map(|verdict| f.reported.with_label_values(&[verdict])),
             unflushed: Cell::new(0),
         }))
     }
@@ -378,6 +390,8 @@ struct Tally {
     read_bytes: LocalIntCounter,
     written_bytes: LocalIntCounter,
     paths: IntGauge,
+    switches: IntCounter,
+    reported: [IntCounter; 3],
     unflushed: Cell<u32>,
 }
 
@@ -429,6 +443,14 @@ impl LaneMetrics {
     /// A lane has a path.
     pub fn path_began(&self) {
         self.0.paths.inc();
+    }
+
+    /// Another path took over; so many commands were unknown, running, done.
+    pub fn switched(&self, verdicts: [u64; 3]) {
+        self.0.switches.inc();
+        for (counter, count) in self.0.reported.iter().zip(verdicts) {
+            counter.inc_by(count);
+        }
     }
 
     /// A lane's path ended.

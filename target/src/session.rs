@@ -4,18 +4,16 @@ use std::sync::Arc;
 
 use twinrail_protocol::target::FlushLedger;
 use twinrail_protocol::wire::{AttachMode, Attached};
-use twinrail_protocol::{Secret, SessionId};
+use twinrail_protocol::{BootId, SessionId};
 
 use crate::volume::Volume;
 
-/// One attach of one volume by one initiator. Shared by the registry, which owns its life, and the
+/// One attach of one volume by one initiator. Shared by the control plane, which owns its life, and the
 /// reactors, which serve its queues.
 #[derive(Debug)]
 pub struct Session {
     /// Minted by the initiator.
     pub id: SessionId,
-    /// What each activation must show.
-    pub secret: Secret,
     /// The name that the initiator gave; no proof of anything.
     pub initiator: String,
     /// How the volume is held.
@@ -26,6 +24,10 @@ pub struct Session {
     pub queues: u16,
     /// The volume's generation when it attached.
     pub generation: u64,
+    /// The boot id under which a drain synced what it wrote before; nil for none (I5).
+    pub synced_boot_id: BootId,
+    /// How long it outlives its last path, in milliseconds.
+    pub lease_ms: u32,
     /// What it wrote and flushed (I5).
     pub ledger: FlushLedger,
 }
@@ -37,8 +39,7 @@ impl Session {
         self.mode == AttachMode::READ_ONLY || self.volume.read_only()
     }
 
-    /// What ATTACHED and the reply to IDENTIFY say. A session ends with its last path in this version: the
-    /// lease is 0.
+    /// What ATTACHED and the reply to IDENTIFY say.
     #[must_use]
     pub fn attached(&self) -> Attached<'static> {
         let volume = &self.volume;
@@ -50,7 +51,9 @@ impl Session {
         attached.max_transfer = volume.geometry.max_transfer;
         attached.flags = volume.flags;
         attached.queues = self.queues;
+        attached.lease_ms = self.lease_ms;
         attached.failed_syncs = volume.failed_syncs();
+        attached.synced_boot_id = self.synced_boot_id;
         attached
     }
 }

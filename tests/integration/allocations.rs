@@ -6,6 +6,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use twinrail_initiator::queue::Queue;
 use twinrail_initiator::request::Request;
@@ -66,6 +67,8 @@ impl Host {
             reactors: Some(1),
             arena: Some("32M".parse().unwrap()),
             pin: Some(false),
+            // Sessions here just go; the next one wants the volume.
+            lease_ms: Some(0),
             ..Settings::default()
         };
         let config = Config::load(None, settings, volumes).unwrap();
@@ -139,6 +142,7 @@ fn a_command_allocates_nothing_on_either_side_in_the_steady_state() {
             println!("queue, {volume}, {length} bytes: {count} allocations in {} commands", COMMANDS / share);
             assert!(count <= SLACK, "{count} allocations in {} commands of {length} bytes", COMMANDS / share);
             assert_eq!(pool.len(), usize::from(depth));
+            queue.close_within(Duration::from_secs(60), drop).unwrap();
             drop((queues, session));
         }
     }

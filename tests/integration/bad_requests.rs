@@ -180,7 +180,7 @@ fn nothing_can_be_changed_on_a_read_only_volume_or_attach() {
 
 #[test]
 fn a_peer_that_breaks_the_protocol_loses_its_connection_and_nobody_else_does() {
-    let target = Target::serve(&["disk0=memory,size=1M"]);
+    let target = Target::builder(&["disk0=memory,size=1M"]).args(&["--lease-ms", "0"]).start();
     let mut bystander = Queue::attach(target.address, "disk0", AttachMode::READ_ONLY);
     type Offence = fn(&mut Queue);
     let cases: [(Status, Offence); 4] = [

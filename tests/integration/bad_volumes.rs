@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
 
 use twinrail_tests::{Target, is_root, scratch, skip};
 
@@ -15,6 +16,15 @@ fn complaint(volume: &str, args: &[&str]) -> String {
     assert!(!log.contains("panicked"), "{log}");
     assert!(!log.contains("control: listening on"), "it served before it knew that it can't:\n{log}");
     log
+}
+
+/// Whether a user without rights can reach the program.
+fn reachable_for_others() -> bool {
+    let reachable = std::process::Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "test", "-x"])
+        .arg(twinrail_tests::program("twinrail-target"))
+        .status();
+    reachable.is_ok_and(|status| status.success())
 }
 
 #[test]
@@ -71,12 +81,8 @@ fn a_file_without_permission_is_named_and_nothing_else_tried() {
     };
     let mut builder = Target::builder(&[&volume]).args(&["--arena", "8M", "--reactors", "1"]);
     if is_root() {
-        // Root may do anything: as somebody else then, who must reach the program.
-        let reachable = std::process::Command::new("setpriv")
-            .args(["--reuid=65534", "--regid=65534", "--clear-groups", "test", "-x"])
-            .arg(twinrail_tests::program("twinrail-target"))
-            .status();
-        if !reachable.is_ok_and(|status| status.success()) {
+        // Root may do anything: as somebody else then.
+        if !reachable_for_others() {
             return skip("root may open anything, and user 65534 can't reach the program (or there is no setpriv)");
         }
         builder = builder.under(&["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
@@ -116,8 +122,61 @@ fn two_volumes_on_one_file_are_refused() {
     let directory = scratch();
     let path = directory.path().join("disk0.img");
     let volume = format!("a={},size=1M", path.display());
-    let log = complaint(&volume, &["--volume", &format!("b={}", path.display()), "--lock-wait-ms", "100"]);
-    assert!(log.contains("disk0.img"), "{log}");
+    // At once: the target that holds the lock is this one, and no other process is to blame.
+    let begun = Instant::now();
+    for second in ["disk0.img", "hard.img", "soft.img"] {
+        let log = complaint(&volume, &["--volume", &format!("b={}", directory.path().join(second).display())]);
+        assert!(log.contains("volumes \"a\" and \"b\" have the same backing") && log.contains(second), "{log}");
+        assert!(!log.contains("another process"), "{log}");
+        if second == "disk0.img" {
+            File::create(&path).unwrap().set_len(1 << 20).unwrap();
+            std::fs::hard_link(&path, directory.path().join("hard.img")).unwrap();
+            std::os::unix::fs::symlink("disk0.img", directory.path().join("soft.img")).unwrap();
+        }
+    }
+    assert!(begun.elapsed() < Duration::from_secs(30), "it waited for itself: {:?}", begun.elapsed());
+}
+
+#[test]
+fn a_limit_of_locked_memory_that_is_too_low_is_told_once_with_the_remedy() {
+    let mut wrapper = vec!["prlimit", "--memlock=65536:65536"];
+    if is_root() {
+        if !reachable_for_others() {
+            return skip("the limit doesn't hold for root, and user 65534 can't reach the program (or no setpriv)");
+        }
+        wrapper.extend(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
+    }
+    let mut process = Target::builder(&["disk0=memory,size=1M"]).under(&wrapper).launch();
+    // A kernel that counts rings otherwise may let it serve.
+    let said = process.wait_for("that it can't start, or serves", |line| {
+        ["twinrail-target: ", "listening on"].iter().any(|text| line.contains(text)).then(|| line.to_owned())
+    });
+    if said.contains("listening on") {
+        return skip("the kernel lets a target with 64 KiB of locked memory start");
+    }
+    assert_eq!(process.wait().code(), Some(1));
+    assert!(said.contains("limit of locked memory"), "{said}");
+    assert_eq!(said.matches("Cannot allocate memory").count(), 1, "{said}");
+}
+
+#[test]
+fn reserved_huge_pages_that_are_not_there_are_told_with_the_remedy() {
+    let free = std::fs::read_to_string("/proc/meminfo").unwrap();
+    if !free.lines().any(|line| line.starts_with("HugePages_Free:") && line.ends_with(" 0")) {
+        return skip("this machine has reserved huge pages that are free, or none at all to reserve");
+    }
+    let log = complaint("disk0=null,size=1M", &["--huge-pages", "--reactors", "1"]);
+    assert!(log.contains("32 free huge pages of 2 MiB are needed") && log.contains("vm.nr_hugepages"), "{log}");
+    let log = complaint("disk0=memory,size=4M", &["--huge-pages", "--reactors", "1"]);
+    assert!(log.contains("volume disk0") && log.contains("2 free huge pages"), "{log}");
+}
+
+#[test]
+fn a_log_filter_and_a_congestion_control_that_mean_nothing_are_refused() {
+    let log = complaint("disk0=memory,size=1M", &["--log", "nonsense"]);
+    assert!(log.contains("--log: log is \"nonsense\"") && log.contains("give a level (error, warn"), "{log}");
+    let log = complaint("disk0=memory,size=1M", &["--congestion", "nosuch"]);
+    assert!(log.contains("--congestion: congestion is \"nosuch\"") && log.contains("\"system\""), "{log}");
 }
 
 #[test]

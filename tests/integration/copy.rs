@@ -42,7 +42,8 @@ fn a_copy_killed_in_the_middle_and_started_again_ends_identical() {
     let directory = scratch();
     let [original, volume] = ["original.img", "volume.img"].map(|name| directory.path().join(name));
     image::make(&original, SIZE, 2);
-    let args = ["--allow-fault-injection"];
+    // The one that was killed holds the volume for its lease.
+    let args = ["--allow-fault-injection", "--lease-ms", "500"];
     // Slow enough to be met in its middle.
     let spec = format!("disk0={},size=256M,inject=write-delay-ms=50", volume.display());
     let target = Target::builder(&[&spec]).args(&args).start();

@@ -39,7 +39,8 @@ fn send_data(queue: &mut Queue, fetch: Transfer, payload: &[u8]) {
 #[test]
 fn i8_replies_that_leave_with_a_goodbye_give_their_memory_back() {
     const PEERS: usize = 300;
-    let target = small(&["disk0=memory,size=1M"]);
+    let args = ["--reactors", "1", "--arena", "8M", "--lease-ms", "0"];
+    let target = Target::builder(&["disk0=memory,size=1M"]).args(&args).start();
     for _ in 0..PEERS {
         let mut queue = Queue::attach(target.address, "disk0", AttachMode::READ_ONLY);
         let read = Command { opcode: Opcode::READ, length: 8192, ..Command::default() };

@@ -161,9 +161,11 @@ fn every_family_of_the_target_counts_what_it_says() {
     assert_eq!(queue.status(Opcode::WRITE, (0, 4096), &[0; 4096]), Status::OK);
     assert_eq!(queue.status(Opcode::FLUSH, (0, 0), &[]), Status::FLUSH_FAILED);
 
-    // What takes more than this: an older path, descriptors that run out, a full arena, a payload read ahead.
+    // What takes more than this: a path that is lost, descriptors that run out, a full arena, a payload read ahead.
     let elsewhere = [
         "stale_frames_total",
+        "path_switches_total",
+        "reported_commands_total",
         "accept_pauses_total",
         "commands_parked",
         "copied_bytes_total",
@@ -198,4 +200,13 @@ fn deploy_metrics_md_has_the_tables_of_both_programs() {
     let tables = ["twinrail-target", "twinrail"].map(|name| run(program(name), ["metrics-table"]).text());
     let of_the_tables: usize = tables.iter().map(|table| table.matches("\n| `").count()).sum();
     assert_eq!(rows, of_the_tables, "deploy/METRICS.md has rows that no program knows");
+}
+
+#[test]
+fn the_tables_of_the_two_programs_had_different_headers() {
+    let [target, initiator] = ["twinrail-target", "twinrail"].map(|name| {
+        let table = run(program(name), ["metrics-table"]).text();
+        table.lines().take(2).map(str::to_owned).collect::<Vec<_>>()
+    });
+    assert_eq!(target, initiator);
 }

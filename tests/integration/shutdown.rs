@@ -9,7 +9,7 @@ use twinrail_initiator::{Options, VolumeUrl, blocking};
 use twinrail_protocol::wire::AttachMode;
 use twinrail_protocol::{Flags, Opcode, Status};
 use twinrail_tests::wire::Queue;
-use twinrail_tests::{PATIENCE, Target, scratch};
+use twinrail_tests::{PATIENCE, Process, Target, program, scratch};
 
 #[test]
 fn an_idle_target_leaves_with_0_at_either_signal() {
@@ -29,7 +29,8 @@ fn sigterm_in_the_middle_of_writes_keeps_every_finished_one() {
     let path = directory.path().join("disk0.img");
     let mut target = Target::serve(&[&format!("disk0={},size=256M", path.display())]);
     let url: VolumeUrl = target.url("disk0").parse().unwrap();
-    let volume = blocking::Volume::connect(&url, Options { queues: 2, ..Options::default() }).unwrap();
+    let options = Options { queues: 2, fail_fast: Some(Duration::from_millis(500)), ..Options::default() };
+    let volume = blocking::Volume::connect(&url, options).unwrap();
     let content = |block: u64| vec![(block % 251) as u8 + 1; BLOCK as usize];
     let mut finished = 0;
     for block in 0.. {
@@ -142,4 +143,16 @@ fn systemd_is_told_when_the_target_serves_and_when_it_stops() {
     target.process.signal(Signal::TERM);
     let stopping = receive();
     assert!(stopping.lines().any(|line| line == "STOPPING=1"), "{stopping}");
+}
+
+#[test]
+fn a_bench_whose_target_stopped_ended_with_1() {
+    let target = Target::serve(&["disk0=memory,size=1M"]);
+    let url = target.url("disk0");
+    // With one request in flight there is often none at the end.
+    let words = ["bench", &url, "--queues", "2", "--depth", "1", "--seconds", "600", "--fail-fast", "0.5"];
+    let mut bench = Process::start(program("twinrail"), words);
+    target.scrape_until("a busy target", |s| s.sum("twinrail_target_commands_total", &[]) > 1000.0);
+    target.stop();
+    assert_eq!(bench.wait().code(), Some(5), "{}", bench.log());
 }

@@ -131,6 +131,54 @@ fn a_file_system_that_runs_full_fails_the_writes_that_do_not_fit_and_nothing_els
 }
 
 #[test]
+fn i5_a_full_disk_is_no_failed_sync_for_a_write_with_fua() {
+    if !is_root() {
+        return skip("only root may mount a file system of 4 MiB");
+    }
+    let directory = scratch();
+    let Some(small) = SmallFileSystem::mount(directory.path().join("small")) else {
+        return skip("no tmpfs can be mounted here");
+    };
+    let target = Target::serve(&[&format!("disk0={},size=16M", small.path.join("disk0.img").display())]);
+    let mut queue = attach(&target, "disk0");
+    let full = (0..16).any(|mebibyte| {
+        let payload = vec![1; MIB as usize];
+        match queue.call(Opcode::WRITE, Flags::FUA, (mebibyte * MIB, MIB), &payload).0.status {
+            Status::OK => false,
+            status => {
+                assert_eq!(status, Status::NO_SPACE);
+                true
+            }
+        }
+    });
+    assert!(full, "16 MiB fit into 4");
+    // What was written before is safe, and may be said to be.
+    assert_eq!(queue.status(Opcode::FLUSH, (0, 0), &[]), Status::OK);
+    queue.close();
+    let scrape = target.scrape_until("the storage error", |s| {
+        s.sum("twinrail_target_storage_errors_total", &[("volume", "disk0")]) == 1.0
+    });
+    assert_eq!(scrape.sum("twinrail_target_failed_syncs_total", &[("volume", "disk0")]), 0.0);
+}
+
+#[test]
+fn a_compare_and_write_of_a_bad_sector_fails_and_a_block_status_ends_before_it() {
+    let directory = scratch();
+    let target = faulty(&[&file_volume(directory.path(), "read-error@1M..2M")], &[]);
+    let mut queue = attach(&target, "disk0");
+    assert_eq!(queue.status(Opcode::COMPARE_AND_WRITE, (MIB, 4096), &[0; 8192]), Status::IO_ERROR);
+    assert_eq!(queue.status(Opcode::COMPARE_AND_WRITE, (0, 4096), &[0; 8192]), Status::OK);
+    let (reply, extents) = queue.call(Opcode::BLOCK_STATUS, Flags::NONE, (0, 4 * MIB), &[]);
+    assert_eq!(reply.status, Status::OK);
+    let lengths = extents.chunks_exact(16).map(|extent| u64::from_le_bytes(extent[..8].try_into().unwrap()));
+    assert_eq!(lengths.sum::<u64>(), MIB);
+    assert_eq!(queue.status(Opcode::BLOCK_STATUS, (MIB, MIB), &[]), Status::IO_ERROR);
+    assert_eq!(queue.status(Opcode::BLOCK_STATUS, (2 * MIB, MIB), &[]), Status::OK);
+    queue.close();
+    target.scrape_until("two errors", |s| s.sum("twinrail_target_storage_errors_total", &[("volume", "disk0")]) == 2.0);
+}
+
+#[test]
 fn i5_after_a_failed_sync_no_flush_of_a_session_with_unflushed_writes_succeeds() {
     let directory = scratch();
     let target = faulty(&[&file_volume(directory.path(), "sync-error@2")], &[]);

@@ -1,6 +1,5 @@
-//! Control frames of a queue's path, both ways, and the pulse that they keep.
+//! Control frames of a queue's path, both ways.
 
-use twinrail_protocol::liveness::Pulse;
 use twinrail_protocol::wire::{Control, ControlKind, Credits, EventCode, Frame};
 use twinrail_protocol::{Geometry, Status, Violation};
 
@@ -21,19 +20,19 @@ impl Queue {
         }
         let Control { kind, code, token, value, status, .. } = *control;
         if kind.is_request() {
-            self.control_credit.request_came(self.outbound.answers_waiting())?;
+            self.path.control_credit.request_came(self.path.outbound.answers_waiting())?;
         }
         match kind {
             ControlKind::Probe => self.answer(Control::new(ControlKind::ProbeReply, epoch, token)),
             ControlKind::ProbeReply => {
-                self.control_credit.answer_came()?;
-                self.liveness.answered(self.now_ns / 1_000_000);
+                self.path.control_credit.answer_came()?;
+                self.rails.probe_answered(self.path.id, token, self.now_us());
                 Ok(())
             }
             ControlKind::Event if code == EventCode::CREDIT => {
                 // An older change that still waits is answered with the grant that is kept to now: the answer
                 // names it, so that it can't be taken for another.
-                if let Some(earlier) = self.credit_event.replace(token) {
+                if let Some(earlier) = self.path.credit_event.replace(token) {
                     self.credits_seen(earlier)?;
                 }
                 self.core.credits_changed(control.credits)?;
@@ -69,10 +68,10 @@ impl Queue {
     /// Gives a control frame to the rail.
     pub(super) fn answer(&mut self, control: Control) -> Result<(), PathEnd> {
         if control.kind.is_answer() {
-            self.control_credit.answer();
+            self.path.control_credit.answer();
         }
-        let room = self.outbound.push_control(Frame::Control(control).encode(), &[]);
-        self.unsent = true;
+        let room = self.path.outbound.push_control(Frame::Control(control).encode(), &[]);
+        self.path.unsent = true;
         room.map_err(|_| {
             let detail = "more control requests than may be under way";
             Violation { status: Status::CONTROL_OVERRUN, detail }.into()
@@ -81,9 +80,9 @@ impl Queue {
 
     /// Answers a change of credits once the new grant is kept to.
     pub(super) fn settle_credits(&mut self) -> Result<(), PathEnd> {
-        match self.credit_event {
+        match self.path.credit_event {
             Some(token) if self.core.allowance().is_settled() => {
-                self.credit_event = None;
+                self.path.credit_event = None;
                 self.credits_seen(token)
             }
             _ => Ok(()),
@@ -94,35 +93,5 @@ impl Queue {
         let credits = Credits { number: self.core.allowance().keeps(), ..Credits::default() };
         let seen = Control::new(ControlKind::EventSeen, self.core.epoch(), token);
         self.answer(Control { code: EventCode::CREDIT, credits, ..seen })
-    }
-
-    /// Probes a path that is silent. In this version silence only raises an alarm.
-    pub(super) fn pulse(&mut self) -> Result<(), PathEnd> {
-        let pulse = self.liveness.poll(self.now_ns / 1_000_000);
-        if pulse != Pulse::Lost && std::mem::take(&mut self.silent) {
-            tracing::info!(session = %self.session.id(), queue = %self.id, "the target answers again");
-        }
-        self.next_pulse_ns = match pulse {
-            Pulse::Quiet { until_ms } => until_ms.saturating_mul(1_000_000),
-            Pulse::Probe { token } => {
-                // Without credit for one more, enough questions are open already.
-                if self.control_credit.ask() {
-                    self.metrics.probes.inc();
-                    self.answer(Control::new(ControlKind::Probe, self.core.epoch(), token))?;
-                }
-                self.now_ns
-            }
-            Pulse::Lost => {
-                if !std::mem::replace(&mut self.silent, true) {
-                    self.metrics.silence.inc();
-                    let (session, queue) = (self.session.id(), self.id);
-                    let in_flight = self.in_flight();
-                    tracing::warn!(%session, %queue, in_flight, "the target is silent; its commands are held");
-                }
-                // An answer is what ends this.
-                self.now_ns + 1_000_000_000
-            }
-        };
-        Ok(())
     }
 }

@@ -1,10 +1,10 @@
-//! How a path ends: in order, given up, or lost.
+//! How a path ends, and how a queue does: in order, given up, or because its session is lost.
 
 use std::time::{Duration, Instant};
 
-use twinrail_fallback_tcp::Outbound;
-use twinrail_protocol::crc32c;
+use twinrail_fallback_tcp::{Flushed, Outbound};
 use twinrail_protocol::wire::{Control, ControlKind, Frame, Payload};
+use twinrail_protocol::{Status, crc32c};
 
 use super::flights::FlightId;
 use super::{Queue, TURN_BYTES};
@@ -19,8 +19,13 @@ impl Queue {
             return;
         }
         self.session.closes();
+        self.say_close();
+    }
+
+    /// Sends CLOSE, if there is a path; else, and should that be lost before the answer, on the next one.
+    pub(super) fn say_close(&mut self) {
         // There is credit for it: requests of ours are few. If there were not, the caller's time limit ends it.
-        if self.control_credit.ask() {
+        if self.path.is_open() && self.path.control_credit.ask() {
             let _room = self.answer(Control::new(ControlKind::Close, self.core.epoch(), 1));
         }
     }
@@ -55,7 +60,7 @@ impl Queue {
     pub fn abort(&mut self, mut done: impl FnMut(Done)) {
         if self.end.is_none() {
             self.stamp();
-            self.end_path(&PathEnd::Aborted, &mut done);
+            self.end_queue(&PathEnd::Aborted, &mut done);
         }
     }
 
@@ -64,41 +69,59 @@ impl Queue {
         if self.session.is_closing() && !self.closing { PathEnd::Closed } else { PathEnd::ClosedByTarget }
     }
 
-    /// The path has ended: nothing of it acts any more, so that every buffer goes back (I3).
-    pub(super) fn end_path(&mut self, end: &PathEnd, done: &mut impl FnMut(Done)) {
-        self.end = Some(end.clone());
-        let flights = &self.flights;
-        let socket = self.socket.take();
-        if let (Some(socket), PathEnd::Violation(violation)) = (&socket, end) {
-            // The target should know what it did. It has gone if the socket is full.
-            let text = violation.detail.as_bytes();
-            let payload = Payload { length: text.len() as u32, crc: crc32c(text) };
-            let disconnect = Control::new(ControlKind::Disconnect, self.core.epoch(), 0);
-            let frame = Frame::Control(Control { status: violation.status, payload, ..disconnect }).encode();
-            let outbound = &mut self.outbound;
-            let flush = |outbound: &mut Outbound<FlightId>| {
-                outbound.flush(socket, TURN_BYTES, |&id| flights.payload(id), |_| {}).is_ok()
-            };
-            let _told = (outbound.push_control(frame, text).is_ok()
-                || (flush(outbound) && outbound.push_control(frame, text).is_ok()))
-                && flush(outbound);
+    /// Takes the path out of service: nothing of it acts any more.
+    pub(super) fn close_path(&mut self, end: &PathEnd) {
+        let told = self.say_last_word(end);
+        let path = &mut self.path;
+        if path.is_open() {
+            self.metrics.path_ended(end);
         }
-        self.outbound.drain(|_| {});
-        match (socket, end) {
-            // What the kernel still holds may go, it ends with our last words.
-            (Some(_), PathEnd::Closed | PathEnd::Violation(_)) | (None, _) => {}
-            // I2: what was not sent yet is never sent.
-            (Some(socket), _) => drop(socket.abort()),
+        // What the kernel still holds may go where it ends with our last word.
+        path.close(told || *end == PathEnd::Closed);
+    }
+
+    /// Tells the target why the path ends, where that is ours to say. Answers whether that is with the kernel.
+    fn say_last_word(&mut self, end: &PathEnd) -> bool {
+        let (flights, outbound) = (&self.flights, &mut self.path.outbound);
+        let Some(socket) = &self.path.socket else { return false };
+        let (kind, status, text) = match end {
+            // The target should know what it did.
+            PathEnd::Violation(violation) => (ControlKind::Disconnect, violation.status, violation.detail),
+            // Nobody will come back to the session: its volume is free at once, not only after the lease.
+            PathEnd::Aborted if outbound.is_empty() => (ControlKind::Close, Status::OK, ""),
+            _ => return false,
+        };
+        let payload = match text {
+            "" => Payload::default(),
+            text => Payload { length: text.len() as u32, crc: crc32c(text.as_bytes()) },
+        };
+        let token = u64::from(kind == ControlKind::Close);
+        let frame =
+            Frame::Control(Control { status, payload, ..Control::new(kind, self.core.epoch(), token) }).encode();
+        // It has gone if the socket is full.
+        let flush = |outbound: &mut Outbound<FlightId>| {
+            outbound.flush(socket, TURN_BYTES, |&id| flights.payload(id), |_| {}).is_ok_and(|f| f == Flushed::Empty)
+        };
+        (outbound.push_control(frame, text.as_bytes()).is_ok()
+            || (flush(outbound) && outbound.push_control(frame, text.as_bytes()).is_ok()))
+            && flush(outbound)
+    }
+
+    /// The session has ended, and every command with it: their buffers go back, since no path is left (I3).
+    pub(super) fn end_queue(&mut self, end: &PathEnd, done: &mut impl FnMut(Done)) {
+        self.end = Some(end.clone());
+        self.close_path(end);
+        for candidate in [self.standby.take(), self.attempt.take()].into_iter().flatten() {
+            candidate.line.abort();
         }
         // Whoever hears of a lost command asks why. That the session is closed is for the queue to say that
         // asked for it: the target tells it last.
         if *end != PathEnd::Closed || self.closing {
             self.session.ends(end);
         }
-        self.core.abandon(|_| {});
-        self.arriving = None;
+        self.core.abandon(Status::CONNECTION_LOST, |_| {});
         self.flights.end_all(self.now_ns, &mut self.metrics, done);
-        self.metrics.path_ended(end);
+        self.metrics.queue_ended();
     }
 }
 

@@ -175,13 +175,19 @@ impl Flights {
         }
     }
 
+    /// The path is fenced: the rail has dropped its frames, and reads no buffer any more.
+    pub(crate) fn path_lost(&mut self, now_ns: u64, metrics: &mut QueueMetrics, done: &mut impl FnMut(Done)) {
+        self.table.iter().for_each(|flight| flight.queued.set(0));
+        self.end_lingering(now_ns, metrics, done);
+    }
+
     /// Whether flights linger.
     #[inline]
     pub(crate) fn any_lingering(&self) -> bool {
         self.lingering > 0
     }
 
-    /// Ends every flight: the path is gone, and the rail has dropped its frames. What had ended before keeps
+    /// Ends every flight: the session is gone, and the rail has dropped its frames. What had ended before keeps
     /// its outcome.
     pub(crate) fn end_all(&mut self, now_ns: u64, metrics: &mut QueueMetrics, done: &mut impl FnMut(Done)) {
         self.lingering = 0;

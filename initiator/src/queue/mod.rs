@@ -6,21 +6,29 @@
 //! are out.
 
 mod control;
+mod dialer;
 mod end;
 mod flights;
+pub(crate) mod line;
+mod path;
 mod spin;
+mod switch;
 mod wait;
 
-use twinrail_fallback_tcp::{Arrival, Filled, Flushed, Inbound, Outbound, Socket};
-use twinrail_protocol::ids::{Epoch, Instance};
-use twinrail_protocol::initiator::{self as core, Incoming, Operation, Outgoing, QueueOptions};
-use twinrail_protocol::liveness::Liveness;
+use twinrail_fallback_tcp::{Arrival, Filled, Flushed, Socket};
+use twinrail_protocol::ids::Epoch;
+use twinrail_protocol::initiator::rails::{Action, PathId, Rails};
+use twinrail_protocol::initiator::{self as core, Incoming, Operation, Outgoing};
 use twinrail_protocol::wire::{ControlKind, Credits, Frame, Payload, Placement, Rail, Reply};
-use twinrail_protocol::{ControlCredit, Geometry, Opcode, QueueId, Slot, Status, Violation, crc32c};
+use twinrail_protocol::{Geometry, Opcode, QueueId, Slot, Status, Violation, crc32c};
 
-use self::flights::{Arriving, FlightId, Flights};
+use self::dialer::Dialer;
+use self::flights::{Arriving, Flights};
+use self::path::Path;
 use self::spin::Spin;
+use self::switch::{Candidate, Verdicts};
 use self::wait::Look;
+use crate::connect::Activation;
 use crate::doorbell::Doorbell;
 use crate::error::PathEnd;
 use crate::metrics::QueueMetrics;
@@ -39,13 +47,17 @@ const METRICS_PERIOD_NS: u64 = 100_000_000;
 /// Only control frames can come then, and a look is a call to the kernel.
 const IDLE_LOOK_NS: u64 = 1_000_000;
 
+/// How often connections beside the path are looked at while the path is busy, in nanoseconds.
+const LISTEN_NS: u64 = 1_000_000;
+
 /// One queue of a session. It moves only while its owner calls [`Self::poll`]:
 ///
 /// 1. [`Self::submit`] takes commands, as many as the target has granted slots;
 /// 2. [`Self::poll`] sends what waits, receives what is there and tells what has ended; it never blocks;
 /// 3. [`Self::wait`] blocks until there is something to poll for.
 ///
-/// When `poll` fails the path has ended: every command was given back with [`Status::CONNECTION_LOST`].
+/// A connection that is lost is replaced meanwhile: commands are held, and answered on the new one. When `poll`
+/// fails the session has ended: every command was given back with [`Status::CONNECTION_LOST`].
 #[derive(Debug)]
 pub struct Queue {
     id: QueueId,
@@ -53,34 +65,36 @@ pub struct Queue {
     core: core::Queue,
     geometry: Geometry,
     read_only: bool,
-    /// None once the path has ended.
-    socket: Option<Socket>,
-    inbound: Inbound,
-    outbound: Outbound<FlightId>,
-    /// Data frames that may wait to be sent.
-    outbound_room: usize,
-    /// The socket took less than it was offered.
-    blocked: bool,
+    path: Path,
     flights: Flights,
-    arriving: Option<Arriving>,
-    /// What the look in `wait` brought; `poll` goes on from there.
-    looked: Option<Look>,
-    /// Something to send, or to take in, was left for the next turn.
-    unsent: bool,
-    unread: bool,
+    rails: Rails,
+    dialer: Dialer,
+    /// The dial that is waited for.
+    dialing: Option<PathId>,
+    /// A connection that may become the path.
+    standby: Option<Candidate>,
+    /// One that was asked to.
+    attempt: Option<Candidate>,
+    /// How the present path has ended, until it is fenced.
+    path_end: Option<PathEnd>,
+    /// How the last one was lost, and what its successor lacks.
+    lost: PathEnd,
+    trouble: Option<String>,
+    /// What the last activation brought.
+    verdicts: Verdicts,
+    turned: Vec<Incoming>,
+    fail_fast_ms: u64,
     end: Option<PathEnd>,
     closing: bool,
-    /// Token of the change of credits that is answered once the new grant is kept to.
-    credit_event: Option<u64>,
-    control_credit: ControlCredit,
-    liveness: Liveness,
-    silent: bool,
     doorbell: Doorbell,
     spin: Spin,
     now_ns: u64,
     /// The stamp for submissions is as old as the last poll, and a batch shares one.
     stamped: bool,
-    next_pulse_ns: u64,
+    /// When the path policy is asked again, and how soon after a command goes out while none is.
+    next_rails_ns: u64,
+    quiet_ns: u64,
+    next_listen_ns: u64,
     next_metrics_ns: u64,
     next_look_ns: u64,
     metrics: QueueMetrics,
@@ -91,39 +105,40 @@ impl Queue {
         id: QueueId,
         session: &Session,
         options: &Options,
-        socket: Socket,
-        instance: Instance,
-        agreed: QueueOptions,
+        activation: Activation,
         doorbell: Doorbell,
+        seed: u64,
     ) -> Self {
-        let depth = agreed.depth;
-        let outbound_room = 2 * usize::from(depth);
+        let Activation { socket, instance, agreed } = activation;
+        let (depth, now_ns, settings) = (agreed.depth, session.now_ns(), options.rails());
+        let (rails, path) = served(Rails::new(settings, seed, now_ns / 1_000), now_ns / 1_000);
         Self {
             id,
             core: core::Queue::new(agreed, instance, Epoch(1)),
             geometry: session.geometry(),
             read_only: session.read_only(),
-            socket: Some(socket),
-            inbound: Inbound::new(agreed.in_capsule),
-            outbound: Outbound::new(outbound_room),
-            outbound_room,
-            blocked: false,
+            path: Path::new(path, socket, &agreed),
             flights: Flights::new(depth),
-            arriving: None,
-            looked: None,
-            unsent: false,
-            unread: false,
+            rails,
+            dialer: Dialer::new(session.route().clone(), doorbell.clone()),
+            dialing: None,
+            standby: None,
+            attempt: None,
+            path_end: None,
+            lost: PathEnd::ClosedByTarget,
+            trouble: None,
+            verdicts: Verdicts::default(),
+            turned: Vec::with_capacity(usize::from(depth)),
+            fail_fast_ms: settings.fail_fast_us.unwrap_or(0) / 1_000,
             end: None,
             closing: false,
-            credit_event: None,
-            control_credit: ControlCredit::default(),
-            liveness: Liveness::new(options.probe_period_ms, session.now_ns() / 1_000_000),
-            silent: false,
             doorbell,
             spin: Spin::new(u64::from(options.spin_us) * 1_000),
-            now_ns: session.now_ns(),
+            now_ns,
             stamped: true,
-            next_pulse_ns: 0,
+            next_rails_ns: 0,
+            quiet_ns: settings.tcp.quiet_us.min(settings.rdma.quiet_us).saturating_mul(1_000),
+            next_listen_ns: 0,
             next_metrics_ns: 0,
             next_look_ns: 0,
             metrics: session.metrics().queue(Rail::TCP),
@@ -161,16 +176,16 @@ impl Queue {
         self.core.allowance().said()
     }
 
-    /// The rail of the queue's path; nothing once it has ended.
+    /// The rail of the queue's path; nothing while it has none.
     #[must_use]
     pub fn rail(&self) -> Option<Rail> {
-        self.socket.as_ref().map(|_| Rail::TCP)
+        self.path.socket.as_ref().map(|_| Rail::TCP)
     }
 
     /// The congestion control of the queue's path, where the rail has one.
     #[must_use]
     pub fn congestion(&self) -> Option<&str> {
-        self.socket.as_ref().map(Socket::congestion)
+        self.path.socket.as_ref().map(Socket::congestion)
     }
 
     /// Commands that have a slot.
@@ -187,7 +202,7 @@ impl Queue {
         self.core.has_room() && self.flights.next().is_some()
     }
 
-    /// How the path ended, if it has.
+    /// How the queue ended, if it has.
     #[must_use]
     pub fn end(&self) -> Option<&PathEnd> {
         self.end.as_ref()
@@ -235,10 +250,14 @@ impl Queue {
         let room = if brings_back { u32::try_from(buffer.len()).unwrap_or(u32::MAX) } else { 0 };
         let (placement, token) = (Placement::default(), flight.token());
         let operation = Operation { opcode, flags, offset, length: request.length, payload, room, placement, token };
+        if self.core.outstanding() == 0 {
+            self.rails.submitted(self.now_us());
+            self.next_rails_ns = self.next_rails_ns.min(self.now_ns.saturating_add(self.quiet_ns));
+        }
         match self.core.submit(&operation) {
             Some(slot) => {
                 self.flights.begin(slot, request, length, begun_ns);
-                self.unsent = true;
+                self.path.unsent = true;
                 self.metrics.touch();
                 Ok(())
             }
@@ -249,11 +268,12 @@ impl Queue {
     /// Sends what waits, receives what is there, and tells `done` what has ended; gives their number.
     ///
     /// # Errors
-    /// How the path ended. Every command in flight was told to `done` as lost before.
+    /// How the session ended. Every command in flight was told to `done` as lost before.
     pub fn poll(&mut self, mut done: impl FnMut(Done)) -> Result<usize, PathEnd> {
         if let Some(end) = &self.end {
             return Err(end.clone());
         }
+        self.session.polled();
         let mut count = 0;
         let mut counted = |ended: Done| {
             count += 1;
@@ -266,7 +286,7 @@ impl Queue {
                 Ok(count)
             }
             Err(end) => {
-                self.end_path(&end, &mut counted);
+                self.end_queue(&end, &mut counted);
                 Err(end)
             }
         }
@@ -276,20 +296,36 @@ impl Queue {
         if self.session.has_ended() {
             return Err(if self.session.end() == Some(&PathEnd::Closed) { PathEnd::Closed } else { PathEnd::Sibling });
         }
+        // The path last, so that no answer beside it counts against one on it that came at the same time.
+        let listens = self.is_restless() && (!self.path.is_open() || self.now_ns >= self.next_listen_ns);
+        if listens {
+            self.next_listen_ns = self.now_ns + LISTEN_NS;
+            self.listen(done)?;
+        }
+        if self.path.is_open()
+            && let Err(end) = self.exchange(done)
+        {
+            self.path_lost(end)?;
+            self.follow_rails(done)?;
+        } else if listens || self.now_ns >= self.next_rails_ns {
+            self.follow_rails(done)?;
+        }
+        if self.now_ns >= self.next_metrics_ns {
+            self.pass_metrics_on();
+        }
+        Ok(())
+    }
+
+    /// Sends and receives on the path.
+    fn exchange(&mut self, done: &mut impl FnMut(Done)) -> Result<(), PathEnd> {
         if let Err(end) = self.send(done) {
             return Err(self.last_words(end, done));
         }
         self.receive(done)?;
         self.settle_credits()?;
-        if !self.blocked {
+        if !self.path.blocked {
             // Answers to control frames, payloads that were asked for.
             self.send(done)?;
-        }
-        if self.now_ns >= self.next_pulse_ns {
-            self.pulse()?;
-        }
-        if self.now_ns >= self.next_metrics_ns {
-            self.pass_metrics_on();
         }
         Ok(())
     }
@@ -298,7 +334,7 @@ impl Queue {
     fn send(&mut self, done: &mut impl FnMut(Done)) -> Result<(), PathEnd> {
         let mut left = TURN_BYTES;
         loop {
-            while self.outbound.len() < self.outbound_room {
+            while self.path.outbound.len() < self.path.outbound_room {
                 let Some(Outgoing { frame, payload_of }) = self.core.next_frame() else { break };
                 let slot = match frame {
                     Frame::Command(ref command) => Some(command.slot),
@@ -308,22 +344,22 @@ impl Queue {
                     self.flights.railed(self.flights.of(slot), self.now_ns, payload_of.is_some());
                 }
                 let payload = payload_of.map(|slot| self.flights.of(slot));
-                if self.outbound.push(frame.encode(), payload).is_err() {
+                if self.path.outbound.push(frame.encode(), payload).is_err() {
                     return Err(ours("more frames wait than there is room for"));
                 }
             }
-            if self.outbound.is_empty() {
-                (self.blocked, self.unsent) = (false, false);
+            if self.path.outbound.is_empty() {
+                (self.path.blocked, self.path.unsent) = (false, false);
                 return Ok(());
             }
-            let Some(socket) = &self.socket else { return Ok(()) };
+            let Some(socket) = &self.path.socket else { return Ok(()) };
             let flights = &self.flights;
-            let flushed = self.outbound.flush(socket, left, |&id| flights.payload(id), |id| flights.sent(id))?;
+            let flushed = self.path.outbound.flush(socket, left, |&id| flights.payload(id), |id| flights.sent(id))?;
             if self.flights.any_lingering() {
                 self.flights.end_lingering(self.now_ns, &mut self.metrics, done);
             }
-            self.blocked = flushed == Flushed::WouldBlock;
-            self.unsent = flushed == Flushed::More;
+            self.path.blocked = flushed == Flushed::WouldBlock;
+            self.path.unsent = flushed == Flushed::More;
             if flushed != Flushed::Empty {
                 return Ok(());
             }
@@ -334,25 +370,35 @@ impl Queue {
 
     /// Takes in what the socket has.
     fn receive(&mut self, done: &mut impl FnMut(Done)) -> Result<(), PathEnd> {
-        if self.core.outstanding() == 0 && self.looked.is_none() && !self.unread && self.now_ns < self.next_look_ns {
+        let received = self.receive_frames(done);
+        if std::mem::take(&mut self.path.answered) {
+            self.rails.progress(self.path.id, self.core.outstanding() > 0, self.now_us());
+        }
+        received
+    }
+
+    fn receive_frames(&mut self, done: &mut impl FnMut(Done)) -> Result<(), PathEnd> {
+        if self.core.outstanding() == 0
+            && self.path.looked.is_none()
+            && !self.path.unread
+            && self.now_ns < self.next_look_ns
+        {
             return Ok(());
         }
         self.next_look_ns = self.now_ns + IDLE_LOOK_NS;
-        self.unread = false;
+        self.path.unread = false;
         let mut budget = TURN_BYTES;
         let mut drained = false;
         loop {
-            let arrival = self.inbound.next().map_err(Violation::from)?;
-            if is_answer(&arrival) {
-                self.liveness.answered(self.now_ns / 1_000_000);
-            }
+            let arrival = self.path.inbound.next().map_err(Violation::from)?;
+            self.path.answered |= is_answer(&arrival);
             match arrival {
-                Arrival::Pending => match self.looked.take() {
+                Arrival::Pending => match self.path.looked.take() {
                     Some(Look::End(end)) => return Err(end),
                     Some(Look::Bytes { drained: all }) => drained = all,
                     None if drained => return Ok(()),
                     None if budget == 0 => {
-                        self.unread = true;
+                        self.path.unread = true;
                         return Ok(());
                     }
                     None => match self.fill()? {
@@ -388,7 +434,7 @@ impl Queue {
                     return Err(Violation { status: Status::UNEXPECTED_FRAME, detail }.into());
                 }
                 Arrival::PayloadComplete => {
-                    if let Some(arriving) = self.arriving.take() {
+                    if let Some(arriving) = self.path.arriving.take() {
                         let Arriving { slot, length, expected_crc, .. } = arriving;
                         let expected = Payload { length: length as u32, crc: expected_crc };
                         self.arrived(&expected, slot, arriving.crc(), done);
@@ -400,7 +446,7 @@ impl Queue {
 
     /// The socket takes nothing more. What it still has counts: replies, and often the reason.
     fn last_words(&mut self, end: PathEnd, done: &mut impl FnMut(Done)) -> PathEnd {
-        self.unread = true;
+        self.path.unread = true;
         match self.receive(done) {
             Err(reason @ (PathEnd::Disconnected { .. } | PathEnd::Violation(_) | PathEnd::Closed)) => reason,
             _ => end,
@@ -413,13 +459,13 @@ impl Queue {
             Incoming::Receive { slot, length } => {
                 let (flight, length) = (self.flights.of(slot), length as usize);
                 let place = self.flights.place(flight, length);
-                self.inbound.place(place);
+                self.path.inbound.place(place);
                 let mut arriving = Arriving::new(slot, flight, length, reply.payload.crc);
-                arriving.sum(place, self.inbound.remaining());
-                self.arriving = Some(arriving);
+                arriving.sum(place, self.path.inbound.remaining());
+                self.path.arriving = Some(arriving);
             }
             other => {
-                self.inbound.skip();
+                self.path.inbound.skip();
                 self.replied(other, done);
             }
         }
@@ -428,23 +474,20 @@ impl Queue {
 
     /// Receives once, into the buffer of the payload that is arriving if there is one.
     fn fill(&mut self) -> Result<Filled, PathEnd> {
-        let Some(socket) = &self.socket else { return Ok(Filled::WouldBlock) };
-        let place = match &self.arriving {
-            Some(arriving) if self.inbound.wants_destination() => self.flights.place(arriving.flight, arriving.length),
+        let Some(socket) = &self.path.socket else { return Ok(Filled::WouldBlock) };
+        let place = match &self.path.arriving {
+            Some(arriving) if self.path.inbound.wants_destination() => {
+                self.flights.place(arriving.flight, arriving.length)
+            }
             _ => &mut [],
         };
-        let filled = self.inbound.fill(socket, place)?;
+        let filled = self.path.inbound.fill(socket, place)?;
         if let Filled::Bytes { .. } = filled {
-            let answers = match &mut self.arriving {
-                Some(arriving) => {
-                    arriving.sum(place, self.inbound.remaining());
-                    true
-                }
-                None => false,
-            };
+            if let Some(arriving) = &mut self.path.arriving {
+                arriving.sum(place, self.path.inbound.remaining());
+                self.path.answered = true;
+            }
             self.stamp();
-            let now_ms = self.now_ns / 1_000_000;
-            if answers { self.liveness.answered(now_ms) } else { self.liveness.heard(now_ms) }
         }
         Ok(filled)
     }
@@ -490,11 +533,33 @@ impl Queue {
         self.metrics.flush();
     }
 
+    /// Time since the attach in microseconds, as of the last stamp.
+    #[inline]
+    fn now_us(&self) -> u64 {
+        self.now_ns / 1_000
+    }
+
     #[inline]
     fn stamp(&mut self) {
         self.now_ns = self.session.now_ns();
         self.stamped = true;
     }
+}
+
+/// The path policy of a queue whose first path serves already, and that path.
+fn served(mut rails: Rails, now_us: u64) -> (Rails, PathId) {
+    let mut serving = PathId { rail: Rail::TCP, number: 0 };
+    while let Some(action) = rails.poll(now_us) {
+        match action {
+            Action::Dial { path } => rails.dialed(path, Epoch(0), now_us),
+            Action::Activate { path, .. } => {
+                serving = path;
+                rails.activated(path, now_us);
+            }
+            _ => {}
+        }
+    }
+    (rails, serving)
 }
 
 /// Whether it shows that the target hears this side; control frames are looked at by kind.

@@ -31,15 +31,20 @@ impl Queue {
     }
 
     fn wait_for(&mut self, timeout: Option<Duration>) {
-        if self.end.is_some() || self.unread || self.looked.is_some() || (self.unsent && !self.blocked) {
+        let path = &self.path;
+        let busy = path.unread || path.looked.is_some() || (path.unsent && !path.blocked && path.is_open());
+        if self.end.is_some() || busy {
             return;
         }
         self.stamp();
+        if self.now_ns >= self.next_rails_ns {
+            return;
+        }
         let limit_ns = timeout.map_or(u64::MAX, |timeout| {
             self.now_ns.saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX))
         });
-        // A socket that is full is waited for in the kernel: it takes long anyway.
-        if !self.blocked && self.look_for(limit_ns) {
+        // A socket that is full is waited for in the kernel: it takes long anyway. So does a new path.
+        if self.path.is_open() && !self.path.blocked && self.look_for(limit_ns) {
             self.spin.found();
             self.metrics.spins_found.inc();
             return;
@@ -74,23 +79,22 @@ impl Queue {
 
     /// Looks at the socket once; whether there was something.
     fn look(&mut self) -> bool {
-        self.looked = match self.fill() {
+        self.path.looked = match self.fill() {
             Ok(Filled::Bytes { drained, .. }) => Some(Look::Bytes { drained }),
             Ok(Filled::WouldBlock) => None,
             Ok(Filled::Closed) => Some(Look::End(self.closed_by_target())),
             Ok(Filled::Full) => {
-                self.unread = true;
+                self.path.unread = true;
                 return true;
             }
             Err(end) => Some(Look::End(end)),
         };
-        self.looked.is_some()
+        self.path.looked.is_some()
     }
 
     /// Sleeps until the socket, a ring or a timer.
     fn sleep(&mut self, limit_ns: u64) {
-        let Some(socket) = &self.socket else { return };
-        let mut until_ns = limit_ns.min(self.next_pulse_ns);
+        let mut until_ns = limit_ns.min(self.next_rails_ns);
         if self.metrics.is_dirty() {
             until_ns = until_ns.min(self.next_metrics_ns);
         }
@@ -102,13 +106,28 @@ impl Queue {
         if sleep_ns == 0 || !self.doorbell.lie_down() {
             return;
         }
-        let wanted = if self.blocked { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        let mut fds = [PollFd::new(socket, wanted), PollFd::new(&self.doorbell, PollFlags::IN)];
+        let wanted = |blocked| if blocked { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
+        let bell = || PollFd::new(&self.doorbell, PollFlags::IN);
+        let mut fds = [bell(), bell(), bell(), bell()];
+        let mut count = 1;
+        let lines =
+            [&self.standby, &self.attempt].into_iter().flatten().map(|c| (c.line.socket(), c.line.is_blocked()));
+        let path = self.path.socket.as_ref().map(|socket| (socket, self.path.blocked));
+        for (socket, blocked) in path.into_iter().chain(lines) {
+            fds[count] = PollFd::new(socket, wanted(blocked));
+            count += 1;
+        }
         // An error (a signal, no memory) is as good as a short sleep.
-        let _count = poll(&mut fds, Some(&timeout));
-        let (readable, rung) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+        let _count = poll(&mut fds[..count], Some(&timeout));
+        let mut ready = fds[..count].iter().map(|fd| !fd.revents().is_empty());
+        let rung = ready.next().unwrap_or(false);
+        let readable = self.path.is_open() && ready.next().unwrap_or(false);
+        let beside = ready.any(|ready| ready);
         self.doorbell.get_up(rung);
-        self.unread |= readable;
+        self.path.unread |= readable;
+        if beside || rung {
+            self.next_listen_ns = 0;
+        }
         self.metrics.sleeps.inc();
         let lay_down_ns = self.now_ns;
         self.stamp();

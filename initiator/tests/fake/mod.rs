@@ -17,8 +17,8 @@ use twinrail_protocol::ids::{BootId, Epoch, GrantNumber, Instance};
 use twinrail_protocol::limits::{HEADER_LEN, MAX_HANDSHAKE_PAYLOAD};
 use twinrail_protocol::target::{Intake, Outcome, Queue, QueueOptions, Start, Step};
 use twinrail_protocol::wire::{
-    Activated, Attached, Command, Control, ControlKind, Credits, EventCode, Extent, ExtentFlags, Features, Frame,
-    Handshake, Hello, Payload, Refused, Reply, VolumeFlags, Welcome,
+    Activate, Activated, Attached, Command, Control, ControlKind, Credits, EventCode, Extent, ExtentFlags, Features,
+    Frame, Handshake, Hello, Payload, Refused, Reply, VolumeFlags, Welcome,
 };
 use twinrail_protocol::{Geometry, Request, Sequence, Slot, Status, VolumeId, crc32c};
 
@@ -61,6 +61,8 @@ pub(crate) struct Mischief {
     pub(crate) refuse: Mutex<Option<(u8, Status, &'static str)>>,
     /// Answer the handshake frame with this kind by these bytes.
     pub(crate) handshake_answer: Mutex<Option<(u8, Vec<u8>)>>,
+    /// BLOCK STATUS tells of zeros, whatever there is.
+    pub(crate) zeros_everywhere: AtomicBool,
     /// Status for the next FLUSH.
     pub(crate) flush_status: Mutex<Option<Status>>,
     /// The grant of slots to change to; 0 for none.
@@ -313,6 +315,16 @@ fn handshake(shared: &Shared, stream: &mut TcpStream) -> Option<Queue> {
                 assert_eq!(attach.volume, "disk0");
                 stream.write_all(&encoded(&Handshake::Attached(attached(setup)))).ok()?;
             }
+            // It keeps nothing of a session whose connection is lost, and has one connection for each queue.
+            Handshake::Activate(Activate { instance: Instance(1..), .. }) | Handshake::Standby(_) => {
+                let (status, text) = match kind {
+                    0x45 => (Status::SESSION_LOST, "there is no such session"),
+                    _ => (Status::UNEXPECTED_FRAME, "no standby paths here"),
+                };
+                let refused = Refused { status, version_min: 1, version_max: 1, retry_after_ms: 0, text };
+                stream.write_all(&encoded(&Handshake::Refused(refused))).ok()?;
+                return None;
+            }
             Handshake::Activate(activate) => {
                 let (epoch, instance) = (activate.epoch, Instance(77));
                 let mut activated = Activated::new(epoch, instance);
@@ -523,7 +535,9 @@ impl Connection<'_> {
         match control.kind {
             ControlKind::Probe => self.outbound.push_control(answer(ControlKind::ProbeReply), &[]).unwrap(),
             ControlKind::Close => {
-                assert_eq!(self.queue.busy(), 0, "closed with commands in flight");
+                // Unless it gave up waiting for what is held.
+                let held = shared.mischief.hold.load(Ordering::SeqCst);
+                assert!(held || self.queue.busy() == 0, "closed with commands in flight");
                 shared.seen.closes.fetch_add(1, Ordering::SeqCst);
                 self.outbound.push_control(answer(ControlKind::Closed), &[]).unwrap();
             }
@@ -613,7 +627,8 @@ impl Connection<'_> {
                 let disk = self.shared.disk.lock().unwrap();
                 let mut extents = Vec::<Extent>::new();
                 for block in disk[of(range)].chunks(512) {
-                    let zero = block.iter().all(|&b| b == 0);
+                    let lies = self.shared.mischief.zeros_everywhere.load(Ordering::SeqCst);
+                    let zero = lies || block.iter().all(|&b| b == 0);
                     let flags = if zero { ExtentFlags::ZERO } else { ExtentFlags::DATA };
                     let full = extents.len() == 3;
                     match extents.last_mut() {

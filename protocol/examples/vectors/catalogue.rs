@@ -10,7 +10,7 @@ use twinrail_protocol::limits::{HEADER_LEN, MAX_DEPTH, MAX_HANDSHAKE_PAYLOAD, MA
 use twinrail_protocol::wire::{
     Activate, Activated, Attach, AttachFlags, AttachMode, Attached, Auth, Command, Control, ControlKind, Credits,
     EventCode, Extent, ExtentFlags, Family, Features, Frame, Handshake, Hello, Payload, Placement, Portal, Rail,
-    Refused, Reply, Transfer, Verdict, VerdictKind, VolumeFlags, Welcome, Writer,
+    Refused, Reply, Standby, Standing, Transfer, Verdict, VerdictKind, VolumeFlags, Welcome, Writer,
 };
 use twinrail_protocol::{Flags, Opcode, Status, crc32c};
 
@@ -198,6 +198,7 @@ pub(crate) fn describe_handshake(frame: &Handshake<'_>) -> Value {
             "generation": f.generation,
             "size": f.size,
             "failed_syncs": f.failed_syncs,
+            "synced_boot_id": hex(&f.synced_boot_id.0),
             "logical_block": f.logical_block,
             "physical_block": f.physical_block,
             "max_transfer": f.max_transfer,
@@ -239,6 +240,16 @@ pub(crate) fn describe_handshake(frame: &Handshake<'_>) -> Value {
             "retry_after_ms": f.retry_after_ms,
             "text": f.text,
         }),
+        Handshake::Standby(f) => json!({
+            "frame": "standby",
+            "session": hex(&f.session.0),
+            "secret": hex(&f.secret.0),
+            "queue": f.queue.0,
+            "rail": f.rail.0,
+        }),
+        Handshake::Standing(f) => {
+            json!({ "frame": "standing", "epoch": f.epoch.0, "instance": f.instance.0 })
+        }
     }
 }
 
@@ -464,6 +475,7 @@ fn handshakes(all: &mut Vec<Value>) {
     let flags = VolumeFlags::READ_ONLY.with(VolumeFlags::WRITE_THROUGH).with(VolumeFlags::VOLATILE);
     let mut with_portals = attached().with_portals(&portals);
     (with_portals.flags, with_portals.lease_ms, with_portals.failed_syncs) = (flags, 60_000, 2);
+    with_portals.synced_boot_id = boot_id;
     add("attached_with_portals", Handshake::Attached(with_portals));
     add("activate_new_queue", Handshake::Activate(activate(1)));
     let report = [3, 9, 31].map(|slot| Frame::Command(reported(slot, 2)).encode()).concat();
@@ -481,6 +493,10 @@ fn handshakes(all: &mut Vec<Value>) {
     add("refused", Handshake::Refused(refused()));
     let draining = Refused { status: Status::DRAINING, retry_after_ms: 30_000, text: "", ..refused() };
     add("refused_for_a_while", Handshake::Refused(draining));
+    let standby = Standby { session: SESSION, secret: SECRET, queue: QueueId(1), rail: Rail::RDMA };
+    add("standby", Handshake::Standby(standby));
+    add("standing", Handshake::Standing(Standing { epoch: Epoch(4), instance: TABLE }));
+    add("standing_of_a_queue_without_a_table", Handshake::Standing(Standing::default()));
 }
 
 fn commands(all: &mut Vec<Value>) {
@@ -622,7 +638,7 @@ fn malformed_handshakes(all: &mut Vec<Value>) {
     flipped = attach_frame.clone();
     flipped[HEADER_LEN + 3] ^= 1;
     add("handshake_payload_damaged", &flipped, Status::HEADER_CRC);
-    add("handshake_kind_unknown", &tampered(attach_frame.clone(), 0, &[0x48]), Status::UNEXPECTED_FRAME);
+    add("handshake_kind_unknown", &tampered(attach_frame.clone(), 0, &[0x4a]), Status::UNEXPECTED_FRAME);
     let stray = Frame::Command(command(Opcode::FLUSH, 0, 0)).encode();
     add("command_in_a_handshake", &stray, Status::UNEXPECTED_FRAME);
     add("handshake_header_reserved", &tampered(attach_frame.clone(), 8, &[1]), Status::MALFORMED);
@@ -642,6 +658,12 @@ fn malformed_handshakes(all: &mut Vec<Value>) {
     let count = MAX_PORTALS + 1;
     let attached_frame = tampered(handshake(&Handshake::Attached(attached())), HEADER_LEN + 62, &[count as u8, 0]);
     add("attached_with_nine_portals", &lengthened(&attached_frame, &vec![0; count * Portal::LEN]), Status::MALFORMED);
+    let standby = Standby { session: SESSION, secret: SECRET, queue: QueueId(1), rail: Rail::TCP };
+    let standby_frame = handshake(&Handshake::Standby(standby));
+    add("standby_reserved", &tampered(standby_frame, HEADER_LEN + 35, &[1]), Status::MALFORMED);
+    let standing_frame = handshake(&Handshake::Standing(Standing { epoch: Epoch(4), instance: TABLE }));
+    let tableless = tampered(standing_frame, HEADER_LEN + 8, &[0; 8]);
+    add("standing_with_an_epoch_and_no_table", &tableless, Status::MALFORMED);
     let activate_frame = handshake(&Handshake::Activate(activate(1)));
     add("activate_reserved", &tampered(activate_frame.clone(), HEADER_LEN + 57, &[1]), Status::MALFORMED);
     let count = (MAX_DEPTH + 1).to_le_bytes();

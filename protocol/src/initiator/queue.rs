@@ -2,19 +2,22 @@
 //!
 //! The driver submits operations, sends what [`Queue::next_frame`] gives, and hands every frame that
 //! arrives to [`Queue::receive`] or [`Queue::fetch`]. Payload bytes stay with the driver, filed under the
-//! slot.
+//! slot. How a path ends and the next one takes over is in `activation`, what becomes of the commands when the
+//! session is lost in `replay`.
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec;
 
 use super::credit::Allowance;
+use super::replay::{Fate, Retired};
 use super::slots::SlotSet;
+use crate::canary::{Canary, broken};
 use crate::ids::{Epoch, GrantNumber, Instance, Sequence, Slot};
 use crate::opcode::{Flags, Opcode};
 use crate::status::Status;
 use crate::violation::Violation;
-use crate::wire::{Activated, Command, Credits, Frame, Payload, Placement, Reply, Transfer};
+use crate::wire::{Activated, Command, Credits, Frame, Payload, Placement, Rail, Reply, Transfer};
 
 /// How often a payload that doesn't match its CRC32C is moved again before the command fails (I7). One
 /// repeat mends a passing fault; three in a row are not passing.
@@ -112,24 +115,31 @@ pub struct Outgoing {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+pub(super) struct Entry {
     /// A command is out.
-    out: bool,
-    /// Its frame was handed out to be sent: from here on the target may speak of it.
-    sent: bool,
-    sequence: Sequence,
-    command: Command,
-    room: u32,
-    token: u64,
+    pub(super) out: bool,
+    /// Its frame was handed out to be sent, and the target hasn't said that it doesn't know it: it may speak of
+    /// it, and may have executed it.
+    pub(super) sent: bool,
+    /// The target refused its payload, and [`Queue::resubmit`] wasn't called yet.
+    pub(super) refused: bool,
+    /// The report of the last attempt to activate a path names the command, with this sequence.
+    pub(super) reported: Option<Sequence>,
+    pub(super) sequence: Sequence,
+    pub(super) command: Command,
+    /// Where the payload lies, for a rail that reaches it by remote access.
+    pub(super) placement: Placement,
+    pub(super) room: u32,
+    pub(super) token: u64,
     /// Bytes of the data window it holds.
-    unasked: u32,
-    crc_retries: u8,
+    pub(super) unasked: u32,
+    pub(super) crc_retries: u8,
     /// The reply whose payload is on its way.
-    reply: Option<Reply>,
+    pub(super) reply: Option<Reply>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Due {
+pub(super) enum Due {
     Command(Slot),
     Data(Slot, Sequence),
 }
@@ -137,25 +147,37 @@ enum Due {
 /// The initiator's end of a queue; outlives its paths.
 #[derive(Debug)]
 pub struct Queue {
-    epoch: Epoch,
-    instance: Instance,
-    options: QueueOptions,
-    allowance: Allowance,
-    table: Box<[Entry]>,
-    busy: SlotSet,
-    out: u16,
-    due: VecDeque<Due>,
+    /// Epoch of the current path, or of the last one.
+    pub(super) epoch: Epoch,
+    /// The highest epoch that was ever asked for.
+    pub(super) attempted: Epoch,
+    /// There is no path: the last one is fenced, none has taken over.
+    pub(super) fenced: bool,
+    /// The rail of the path.
+    pub(super) rail: Rail,
+    /// The rail that the last report was for.
+    pub(super) next_rail: Rail,
+    pub(super) instance: Instance,
+    pub(super) options: QueueOptions,
+    pub(super) allowance: Allowance,
+    pub(super) table: Box<[Entry]>,
+    pub(super) busy: SlotSet,
+    pub(super) out: u16,
+    pub(super) due: VecDeque<Due>,
 }
 
 impl Queue {
-    /// A queue with an empty table, whose first path has `epoch`.
+    /// A queue with an empty table, whose first path has `epoch` and runs on TCP ([`Self::on_rail`]).
     #[must_use]
     pub fn new(options: QueueOptions, instance: Instance, epoch: Epoch) -> Self {
         let entry = Entry {
             out: false,
             sent: false,
+            refused: false,
+            reported: None,
             sequence: Sequence(0),
             command: Command::default(),
+            placement: Placement::default(),
             room: 0,
             token: 0,
             unasked: 0,
@@ -165,6 +187,10 @@ impl Queue {
         let depth = usize::from(options.depth);
         Self {
             epoch,
+            attempted: epoch,
+            fenced: false,
+            rail: Rail::TCP,
+            next_rail: Rail::TCP,
             instance,
             options,
             allowance: Allowance::new(options.credits),
@@ -176,10 +202,30 @@ impl Queue {
         }
     }
 
-    /// Epoch of the current path.
+    /// The first path runs on this rail.
+    #[must_use]
+    pub fn on_rail(self, rail: Rail) -> Self {
+        Self { rail, next_rail: rail, ..self }
+    }
+
+    /// Epoch of the current path, or of the last one while there is none.
+    #[inline]
     #[must_use]
     pub fn epoch(&self) -> Epoch {
         self.epoch
+    }
+
+    /// Whether a path is active: neither fenced, nor waiting for the next one.
+    #[inline]
+    #[must_use]
+    pub fn has_path(&self) -> bool {
+        !self.fenced
+    }
+
+    /// The rail of the path, or of the last one while there is none.
+    #[must_use]
+    pub fn rail(&self) -> Rail {
+        self.rail
     }
 
     /// The number of the slot table.
@@ -216,20 +262,29 @@ impl Queue {
 
     #[inline]
     fn free_slot(&self) -> Option<Slot> {
-        self.busy.lowest_absent(self.allowance.said().granted_slots.min(self.options.depth))
+        let granted = self.allowance.said().granted_slots + u16::from(broken(Canary::CreditOffByOne));
+        self.busy.lowest_absent(granted.min(self.options.depth))
     }
 
-    /// Takes a slot for `operation`; nothing when none is granted and free.
+    /// Takes a slot for `operation`; nothing when none is granted and free. Without a path it is taken too, and
+    /// waits for the next one.
     pub fn submit(&mut self, operation: &Operation) -> Option<Slot> {
         let slot = self.free_slot()?;
         let entry = &mut self.table[slot.index()];
-        entry.out = true;
-        entry.sent = false;
-        entry.sequence = entry.sequence.next();
-        entry.room = operation.room;
-        entry.token = operation.token;
-        entry.crc_retries = 0;
-        entry.reply = None;
+        *entry = Entry {
+            out: true,
+            sent: false,
+            refused: false,
+            reported: None,
+            sequence: entry.sequence.next(),
+            command: entry.command,
+            placement: operation.placement,
+            room: operation.room,
+            token: operation.token,
+            unasked: 0,
+            crc_retries: 0,
+            reply: None,
+        };
         entry.command = Command {
             opcode: operation.opcode,
             flags: operation.flags,
@@ -239,7 +294,7 @@ impl Queue {
             sequence: entry.sequence,
             offset: operation.offset,
             length: operation.length,
-            placement: operation.placement,
+            placement: Placement::default(),
             payload: operation.payload,
         };
         self.busy.insert(slot);
@@ -248,10 +303,19 @@ impl Queue {
         Some(slot)
     }
 
-    /// Sends the command of `slot` again as a new sequence, with its payload's CRC32C computed afresh.
+    /// Sends the command of `slot`, whose payload the target refused, again as a new sequence, with the payload's
+    /// CRC32C computed afresh. Nothing happens if it isn't such a command (any more).
     pub fn resubmit(&mut self, slot: Slot, payload: Payload) {
-        let Some(entry) = self.table.get_mut(slot.index()).filter(|e| e.out) else { return };
+        if self.table.get(slot.index()).is_some_and(|e| e.out && e.refused) {
+            self.renew(slot, payload);
+        }
+    }
+
+    /// The command of `slot` becomes due as a new sequence.
+    fn renew(&mut self, slot: Slot, payload: Payload) {
+        let entry = &mut self.table[slot.index()];
         entry.sent = false;
+        entry.refused = false;
         entry.sequence = entry.sequence.next();
         entry.command.sequence = entry.sequence;
         entry.command.payload = payload;
@@ -261,6 +325,9 @@ impl Queue {
 
     /// The next frame to send, if there is one.
     pub fn next_frame(&mut self) -> Option<Outgoing> {
+        if self.fenced {
+            return None;
+        }
         loop {
             match self.due.pop_front()? {
                 Due::Command(slot) => {
@@ -269,8 +336,10 @@ impl Queue {
                     let Payload { length, .. } = entry.command.payload;
                     let in_capsule = length <= self.options.in_capsule;
                     // Small payloads ride with the slot's own credit, larger ones while the window allows;
-                    // beyond it the target asks.
-                    let follows = length > 0 && (in_capsule || self.allowance.use_window(length));
+                    // beyond it the target asks. On RDMA it reaches them by itself.
+                    let pushed = self.rail == Rail::TCP;
+                    let follows = length > 0 && (in_capsule || (pushed && self.allowance.use_window(length)));
+                    entry.command.placement = placement_on(self.rail, entry.placement);
                     entry.unasked = if follows && !in_capsule { length } else { 0 };
                     entry.command.epoch = self.epoch;
                     entry.command.grant_seen = self.allowance.keeps();
@@ -299,7 +368,7 @@ impl Queue {
     /// # Errors
     /// A [`Violation`] when the slot has no such payload, or its frames are all due already.
     pub fn fetch(&mut self, fetch: &Transfer) -> Result<(), Violation> {
-        if fetch.epoch < self.epoch {
+        if fetch.epoch < self.epoch || self.fenced {
             return Ok(());
         }
         let entry = self.table.get(fetch.slot.index());
@@ -323,18 +392,32 @@ impl Queue {
     /// # Errors
     /// A [`Violation`]: the target broke a rule, and its path ends.
     pub fn receive(&mut self, reply: &Reply) -> Result<Incoming, Violation> {
-        if reply.epoch < self.epoch {
+        // A fenced path's commands are reported to the next one, which tells of them again.
+        if (reply.epoch < self.epoch || self.fenced) && !broken(Canary::StaleReplyTaken) {
             return Ok(Incoming::Stale);
         }
-        let entry = self.table.get_mut(reply.slot.index());
-        let (epoch, max_transfer) = (self.epoch, self.options.max_transfer);
+        if reply.epoch > self.epoch {
+            return Err(Violation::new(Status::UNEXPECTED_FRAME, "a reply of an epoch that wasn't activated"));
+        }
+        self.check_reply(reply)?;
+        self.allowance.hear(reply.credits);
+        if reply.payload.length > 0 {
+            self.table[reply.slot.index()].reply = Some(*reply);
+            return Ok(Incoming::Receive { slot: reply.slot, length: reply.payload.length });
+        }
+        Ok(self.take_reply(reply))
+    }
+
+    /// Whether the reply answers a command that is out, with what it may bring.
+    pub(super) fn check_reply(&self, reply: &Reply) -> Result<(), Violation> {
+        let entry = self.table.get(reply.slot.index());
         let Some(entry) = entry.filter(|e| {
             e.out
                 && e.sent
+                && !e.refused
                 && e.reply.is_none()
                 && e.sequence == reply.sequence
                 && e.command.opcode == reply.opcode
-                && reply.epoch == epoch
         }) else {
             return Err(Violation::new(Status::UNEXPECTED_FRAME, "a reply to a command that isn't out"));
         };
@@ -342,7 +425,7 @@ impl Queue {
         if granted > self.options.depth {
             return Err(Violation::new(Status::MALFORMED, "a grant of more slots than the queue has"));
         }
-        if reply.payload.length > entry.room || reply.payload.length > max_transfer {
+        if reply.payload.length > entry.room || reply.payload.length > self.options.max_transfer {
             return Err(Violation::new(Status::MALFORMED, "a reply brings more payload than was asked for"));
         }
         // Else a read would complete with whatever was in the caller's buffer before (I7).
@@ -354,20 +437,23 @@ impl Queue {
         if reply.status.is_ok() && u64::from(reply.payload.length) < least {
             return Err(Violation::new(Status::MALFORMED, "a reply brings less payload than was asked for"));
         }
-        self.allowance.hear(reply.credits);
-        if reply.payload.length > 0 {
-            if !reply.flags.has(Flags::PAYLOAD_FOLLOWS) && entry.command.placement == Placement::default() {
-                return Err(Violation::new(Status::MALFORMED, "a reply whose payload comes from nowhere"));
-            }
-            entry.reply = Some(*reply);
-            return Ok(Incoming::Receive { slot: reply.slot, length: reply.payload.length });
+        let placed = reply.flags.has(Flags::PAYLOAD_FOLLOWS) || entry.command.placement != Placement::default();
+        if reply.payload.length > 0 && !placed {
+            return Err(Violation::new(Status::MALFORMED, "a reply whose payload comes from nowhere"));
         }
+        Ok(())
+    }
+
+    /// What a reply without a payload, which was checked, means for its command.
+    pub(super) fn take_reply(&mut self, reply: &Reply) -> Incoming {
+        let entry = &mut self.table[reply.slot.index()];
         if reply.status == Status::PAYLOAD_CRC && entry.crc_retries < MAX_CRC_RETRIES {
             entry.crc_retries += 1;
+            entry.refused = true;
             self.allowance.free_window(core::mem::take(&mut entry.unasked));
-            return Ok(Incoming::Resubmit { slot: reply.slot });
+            return Incoming::Resubmit { slot: reply.slot };
         }
-        Ok(Incoming::Complete(self.complete(reply)))
+        Incoming::Complete(self.complete(reply))
     }
 
     /// The payload of the reply to `slot` is whole, and its CRC32C is `crc` (I7). Nothing is completed
@@ -375,11 +461,11 @@ impl Queue {
     pub fn payload_arrived(&mut self, slot: Slot, crc: u32) -> Option<Completion> {
         let entry = self.table.get_mut(slot.index())?;
         let mut reply = entry.reply.take()?;
-        if reply.payload.crc != crc {
+        if reply.payload.crc != crc && !broken(Canary::CrcUnchecked) {
             if entry.crc_retries < MAX_CRC_RETRIES {
                 entry.crc_retries += 1;
                 let payload = entry.command.payload;
-                self.resubmit(slot, payload);
+                self.renew(slot, payload);
                 return None;
             }
             reply.status = Status::PAYLOAD_CRC;
@@ -387,7 +473,7 @@ impl Queue {
         Some(self.complete(&reply))
     }
 
-    fn complete(&mut self, reply: &Reply) -> Completion {
+    pub(super) fn complete(&mut self, reply: &Reply) -> Completion {
         let Reply { slot, opcode, status, result, .. } = *reply;
         let entry = &mut self.table[slot.index()];
         entry.out = false;
@@ -395,8 +481,7 @@ impl Queue {
         self.allowance.free_window(core::mem::take(&mut entry.unasked));
         self.busy.remove(slot);
         self.out -= 1;
-        let busy = &self.busy;
-        self.allowance.settle(|bound| busy.reaches(bound));
+        self.settle();
         Completion { slot, token, opcode, status, result, received: reply.payload.length }
     }
 
@@ -411,30 +496,39 @@ impl Queue {
             return Err(Violation::new(Status::MALFORMED, "a grant of more slots than the queue has"));
         }
         self.allowance.hear(credits);
-        let busy = &self.busy;
-        self.allowance.settle(|bound| busy.reaches(bound));
+        self.settle();
         Ok(self.allowance.is_settled())
     }
 
-    /// The commands that are out, in the order of their slots: what a new path has to ask about, and what
-    /// has an unknown outcome if there will be none.
+    /// Keeps to the latest grant, if no command is out in a slot above it.
+    pub(super) fn settle(&mut self) {
+        let busy = &self.busy;
+        self.allowance.settle(|bound| busy.reaches(bound));
+    }
+
+    /// The commands that are out, in the order of their slots, as they were sent last.
     pub fn in_flight(&self) -> impl Iterator<Item = (&Command, u64)> {
         self.table.iter().filter(|e| e.out).map(|e| (&e.command, e.token))
     }
 
-    /// Gives every command up: the session is lost. Their tokens are told to `ended`.
-    pub fn abandon(&mut self, mut ended: impl FnMut(Completion)) {
-        self.due.clear();
-        for entry in &mut self.table {
-            if core::mem::take(&mut entry.out) {
-                let Command { slot, opcode, .. } = entry.command;
-                let status = Status::CONNECTION_LOST;
-                ended(Completion { slot, token: entry.token, opcode, status, result: 0, received: 0 });
-            }
-        }
-        self.busy = SlotSet::default();
-        self.out = 0;
-        self.allowance = Allowance::new(self.allowance.said());
+    /// Gives every command up, with `status`: there will be no other path. `ended` is told of each.
+    pub fn abandon(&mut self, status: Status, mut ended: impl FnMut(Completion)) {
+        self.retire(
+            |_| Fate::End(status),
+            |_, retired| {
+                if let Retired::Ended(completion) = retired {
+                    ended(completion);
+                }
+            },
+        );
+    }
+}
+
+/// Where a command's payload is said to be: on TCP nowhere, nobody reaches for it.
+pub(super) fn placement_on(rail: Rail, placement: Placement) -> Placement {
+    match rail {
+        Rail::TCP => Placement::default(),
+        _ => placement,
     }
 }
 
@@ -464,6 +558,16 @@ mod tests {
 
     fn read(length: u32) -> Operation {
         Operation { opcode: Opcode::READ, payload: Payload::default(), room: length, ..write(length) }
+    }
+
+    #[test]
+    fn a_queue_whose_first_path_is_rdma_says_where_its_payloads_lie() {
+        let placement = Placement { address: 4096, key: 7 };
+        for (rail, placed) in [(Rail::TCP, Placement::default()), (Rail::RDMA, placement)] {
+            let mut q = queue().on_rail(rail);
+            q.submit(&Operation { placement, ..read(8192) });
+            assert!(matches!(q.next_frame().unwrap().frame, Frame::Command(c) if c.placement == placed));
+        }
     }
 
     /// A command whose reply brings nothing but a status and a number.

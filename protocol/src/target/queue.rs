@@ -5,9 +5,12 @@
 //! ```text
 //!            receive                 payload_arrived           start            finish
 //!  free ───────────────▶ gathering ───────────────▶ ready ─────────────▶ stored ──────────▶ answered
-//!        (no payload) ───────────────────────────────▲                        (reply recorded)  │
-//!                                                                      next sequence ◀──────────┘
+//!   ▲    (no payload) ───────┼───────────────────────▲│                       (reply recorded)  │
+//!   └────── path lost ◀──────┴─── not reported ◀──────┘                next sequence ◀──────────┘
 //! ```
+//!
+//! When the next path takes over, what is ready or at storage takes over its epoch if the initiator reports it;
+//! what is ready and isn't reported never starts (I2).
 //!
 //! The driver owns buffers, storage and the rail; this owns what may be done when. It is driven by
 //! `receive`/`receive_data` for each frame, `payload_arrived` when a payload is whole, `start` at the
@@ -18,6 +21,7 @@ use alloc::boxed::Box;
 use alloc::vec;
 
 use super::credit::Grant;
+use crate::canary::{Canary, broken};
 use crate::geometry::{Geometry, Request};
 use crate::ids::{Epoch, Instance, Sequence, Slot};
 use crate::opcode::{Flags, Opcode};
@@ -117,6 +121,7 @@ enum Phase {
 struct Entry {
     phase: Phase,
     sequence: Sequence,
+    /// Its epoch is that of the path which answers it: of the path that it came on, or that took it over.
     command: Command,
     /// Made when the command arrived: parsed once, used once.
     request: Option<Request>,
@@ -242,7 +247,7 @@ impl Queue {
     /// # Errors
     /// A [`Violation`]: the initiator broke a rule, and its path ends.
     pub fn receive(&mut self, command: &Command) -> Result<Intake, Violation> {
-        if command.epoch < self.epoch {
+        if command.epoch < self.epoch && !broken(Canary::EpochUncheckedOnArrival) {
             return Ok(Intake::Stale);
         }
         if command.epoch > self.epoch {
@@ -303,29 +308,31 @@ impl Queue {
         let epoch = self.epoch;
         let credits = self.grant.said();
         let entry = &mut self.table[command.slot.index()];
-        if !entry.command.is_repeated_by(command) {
+        if !entry.command.is_repeated_by(command) && !broken(Canary::RetryNotCompared) {
             // Answered, not recorded: the original's own reply stays what it is.
-            let mut reply = blank_reply(command, epoch, credits);
+            let mut reply = Reply::to(command, epoch, credits);
             reply.status = Status::RETRY_MISMATCH;
             return Ok(Intake::Reply(reply));
         }
         Ok(match entry.phase {
-            Phase::Answered if entry.command.opcode.changes() || entry.command.opcode == Opcode::FLUSH => {
-                match &mut entry.reply {
-                    Some(reply) => {
-                        (reply.epoch, reply.credits) = (epoch, credits);
-                        Intake::Reply(*reply)
-                    }
-                    None => Intake::Running,
+            Phase::Answered if is_recorded(entry.command.opcode) => match &mut entry.reply {
+                Some(reply) => {
+                    (reply.epoch, reply.credits) = (epoch, credits);
+                    Intake::Reply(*reply)
                 }
-            }
+                None => Intake::Running,
+            },
             // What changes nothing is executed again: its data may not have arrived.
             Phase::Answered => {
                 entry.phase = Phase::Free;
                 entry.sequence = Sequence(entry.sequence.0.wrapping_sub(1));
                 return self.admit(command);
             }
-            _ => Intake::Running,
+            _ => {
+                // Its one reply goes where the repetition came from.
+                (entry.command.epoch, entry.command.placement) = (epoch, command.placement);
+                Intake::Running
+            }
         })
     }
 
@@ -367,7 +374,7 @@ impl Queue {
     pub fn payload_arrived(&mut self, slot: Slot, sequence: Sequence, crc: u32) -> Step {
         match self.table.get_mut(slot.index()) {
             Some(entry) if entry.phase == Phase::Gathering && entry.sequence == sequence => {
-                if entry.command.payload.crc == crc {
+                if entry.command.payload.crc == crc || broken(Canary::CrcUnchecked) {
                     entry.phase = Phase::Ready;
                     return Step::Ready;
                 }
@@ -377,13 +384,17 @@ impl Queue {
         }
     }
 
-    /// The command goes to storage now, if it still may.
+    /// The command goes to storage now, if it still may: the second look at the fence (I2).
     pub fn start(&mut self, slot: Slot, sequence: Sequence) -> Start {
-        let size = self.options.geometry.size;
+        let (size, epoch) = (self.options.geometry.size, self.epoch);
         let Some(entry) = self.table.get_mut(slot.index()) else { return Start::Stale };
         let Some(request) = entry.request.filter(|_| entry.phase == Phase::Ready && entry.sequence == sequence) else {
             return Start::Stale;
         };
+        if entry.command.epoch != epoch && !broken(Canary::EpochUncheckedAtSubmission) {
+            self.forget(slot);
+            return Start::Stale;
+        }
         // The volume may have shrunk since the command was checked.
         if request.range().is_some_and(|range| range.end() > size) {
             return Start::Refuse(self.answer(slot, Outcome::status(Status::OUT_OF_RANGE)));
@@ -410,7 +421,7 @@ impl Queue {
             status: outcome.status.unwrap_or(Status::OK),
             result: outcome.result,
             payload: outcome.payload,
-            ..blank_reply(&entry.command, self.epoch, self.grant.said())
+            ..Reply::to(&entry.command, self.epoch, self.grant.said())
         };
         entry.unasked = 0;
         entry.phase = Phase::Answered;
@@ -418,38 +429,65 @@ impl Queue {
         reply
     }
 
-    /// The path is lost: payloads that weren't whole will not come on it. What is ready or at storage
-    /// goes on.
+    /// The command wasn't executed and never will be: as if it had not come.
+    fn forget(&mut self, slot: Slot) {
+        let entry = &mut self.table[slot.index()];
+        entry.phase = Phase::Free;
+        entry.sequence = Sequence(entry.sequence.0.wrapping_sub(1));
+        entry.asked = false;
+        self.grant.free_window(core::mem::take(&mut entry.unasked));
+        self.busy = self.busy.saturating_sub(1);
+    }
+
+    /// The path is lost, and fenced: payloads that weren't whole will not come on it, and what came without
+    /// theirs is forgotten. What is ready or at storage goes on.
     pub fn path_lost(&mut self) {
-        for entry in &mut self.table {
-            if entry.phase == Phase::Gathering {
-                entry.phase = Phase::Free;
-                entry.sequence = Sequence(entry.sequence.0.wrapping_sub(1));
-                self.busy = self.busy.saturating_sub(1);
+        for slot in (0..self.options.depth).map(Slot) {
+            if self.table[slot.index()].phase == Phase::Gathering {
+                self.forget(slot);
             }
-            entry.unasked = 0;
         }
+    }
+
+    /// The session is over: nothing is accepted any more, and what is ready never starts. What is at storage
+    /// ends; [`Self::at_storage`] says when (I2).
+    pub fn end(&mut self) {
+        self.path_lost();
+        self.epoch = Epoch::OVER;
+    }
+
+    /// Commands at storage.
+    #[must_use]
+    pub fn at_storage(&self) -> u16 {
+        self.table.iter().filter(|e| e.phase == Phase::Stored).count() as u16
     }
 
     /// Whether a path with this epoch may take over.
     ///
     /// # Errors
-    /// STALE_EPOCH when it isn't greater than the queue's; SESSION_LOST for another instance.
+    /// STALE_EPOCH when it isn't greater than the queue's; SESSION_LOST for another instance. An initiator that
+    /// never heard its first ACTIVATED asks for a new table again: it is given this one if nothing was ever done
+    /// in it, which is the same.
     pub fn may_activate(&self, epoch: Epoch, instance: Instance) -> Result<(), Status> {
-        if instance != self.instance {
+        let known = instance == self.instance || (instance == Instance(0) && self.is_untouched());
+        if !known && !broken(Canary::InstanceIgnored) {
             return Err(Status::SESSION_LOST);
         }
-        if epoch <= self.epoch {
+        if epoch <= self.epoch && !broken(Canary::StaleEpochActivated) {
             return Err(Status::STALE_EPOCH);
         }
         Ok(())
     }
 
-    /// The old path is fenced and drained; the new one, with `epoch`, takes over.
+    fn is_untouched(&self) -> bool {
+        self.table.iter().all(|entry| entry.phase == Phase::Free && entry.sequence == Sequence(0))
+    }
+
+    /// The old path is fenced and drained; the new one, with `epoch`, takes over. Call [`Self::verdict`] for each
+    /// command of the report then, before anything else: what isn't reported doesn't take over.
     pub fn activate(&mut self, epoch: Epoch) {
         self.path_lost();
         self.epoch = epoch;
-        self.grant.restate();
     }
 
     /// What is known of a command that the initiator reports in flight, after [`Self::activate`].
@@ -460,9 +498,6 @@ impl Queue {
         let slot = command.slot;
         let no_slot = Violation::new(Status::MALFORMED, "a report of a slot that the queue doesn't have");
         let entry = self.table.get_mut(slot.index()).ok_or(no_slot)?;
-        // Whatever is known of it, it may come there again: as it was, or, should a payload be damaged, as a
-        // new sequence.
-        self.grant.cover(slot);
         let (epoch, credits) = (self.epoch, self.grant.said());
         let unknown = Verdict { slot, kind: VerdictKind::Unknown, reply: None };
         if command.sequence == entry.sequence.next() && matches!(entry.phase, Phase::Free | Phase::Answered) {
@@ -471,41 +506,36 @@ impl Queue {
         if command.sequence != entry.sequence || entry.phase == Phase::Free {
             return Err(Violation::new(Status::MALFORMED, "a report of a sequence that can't be in flight"));
         }
-        if !entry.command.is_repeated_by(command) {
-            let reply = Reply { status: Status::RETRY_MISMATCH, ..blank_reply(command, epoch, credits) };
+        if !entry.command.is_repeated_by(command) && !broken(Canary::RetryNotCompared) {
+            let reply = Reply { status: Status::RETRY_MISMATCH, ..Reply::to(command, epoch, credits) };
             return Ok(Verdict { slot, kind: VerdictKind::Done, reply: Some(reply) });
         }
-        let repeatable = !command.opcode.changes() && command.opcode != Opcode::FLUSH;
         Ok(match entry.phase {
-            Phase::Answered if repeatable => unknown,
-            Phase::Answered => {
+            Phase::Answered if is_recorded(command.opcode) => {
                 if let Some(reply) = &mut entry.reply {
                     (reply.epoch, reply.credits) = (epoch, credits);
                 }
                 Verdict { slot, kind: VerdictKind::Done, reply: entry.reply }
             }
+            // It is executed again: its data may not have arrived.
+            Phase::Answered => unknown,
+            _ if broken(Canary::RunningRunAgain) => {
+                self.forget(slot);
+                unknown
+            }
             _ => {
-                // The reply goes where the payload is wanted now.
-                entry.command.placement = command.placement;
+                // The reply goes to the new path, and where the payload is wanted now.
+                (entry.command.epoch, entry.command.placement) = (epoch, command.placement);
                 Verdict { slot, kind: VerdictKind::Running, reply: None }
             }
         })
     }
 }
 
-/// A reply to `command` that says OK and carries nothing.
-fn blank_reply(command: &Command, epoch: Epoch, credits: Credits) -> Reply {
-    Reply {
-        opcode: command.opcode,
-        flags: Flags::NONE,
-        slot: command.slot,
-        status: Status::OK,
-        epoch,
-        sequence: command.sequence,
-        result: 0,
-        credits,
-        payload: Payload::default(),
-    }
+/// Whether the reply to such a command is kept for repetitions (I1). Else it is executed again: it changes
+/// nothing.
+fn is_recorded(opcode: Opcode) -> bool {
+    (opcode.changes() || opcode == Opcode::FLUSH) && !broken(Canary::ReplyCacheOff)
 }
 
 #[cfg(test)]
@@ -719,6 +749,103 @@ mod tests {
         assert!(matches!(q.payload_arrived(Slot(3), Sequence(1), 8), Step::Refuse(_)));
         again(&mut q, &write(3, 2, 4096));
         again(&mut q, &write(2, 2, 4096));
+    }
+
+    #[test]
+    fn i2_a_parked_command_that_the_new_path_does_not_report_never_starts() {
+        let mut q = queue();
+        let (taken, dropped) = (write(0, 1, 4096), write(1, 1, 16384));
+        for command in [taken, dropped] {
+            q.receive(&command).unwrap();
+            q.payload_arrived(command.slot, Sequence(1), 7);
+        }
+        q.activate(Epoch(2));
+        assert_eq!(q.verdict(&taken).unwrap().kind, VerdictKind::Running);
+        assert_eq!(q.start(Slot(1), Sequence(1)), Start::Stale);
+        assert!(starts(&mut q, Slot(0), Sequence(1)));
+        assert_eq!(q.busy(), 1);
+        // Its slot, its sequence and its part of the window are free.
+        again(&mut q, &dropped);
+    }
+
+    #[test]
+    fn i2_of_a_session_that_is_over_nothing_starts_and_nothing_is_accepted() {
+        let mut q = queue();
+        for command in [write(0, 1, 4096), write(1, 1, 4096)] {
+            q.receive(&command).unwrap();
+            q.payload_arrived(command.slot, Sequence(1), 7);
+        }
+        assert!(starts(&mut q, Slot(0), Sequence(1)));
+        q.end();
+        assert_eq!(q.at_storage(), 1);
+        assert_eq!(q.start(Slot(1), Sequence(1)), Start::Stale);
+        assert_eq!(q.receive(&write(2, 1, 4096)), Ok(Intake::Stale));
+        assert_eq!(q.may_activate(Epoch(u64::MAX), Instance(9)), Err(Status::STALE_EPOCH));
+        q.finish(Slot(0), Sequence(1), Outcome::default()).unwrap();
+        assert_eq!((q.at_storage(), q.busy()), (0, 0));
+    }
+
+    #[test]
+    fn an_initiator_that_never_heard_its_first_activation_may_ask_again() {
+        let mut q = queue();
+        assert_eq!(q.may_activate(Epoch(1), Instance(0)), Err(Status::STALE_EPOCH));
+        assert_eq!(q.may_activate(Epoch(2), Instance(0)), Ok(()));
+        done(&mut q, &write(0, 1, 4096));
+        assert_eq!(q.may_activate(Epoch(2), Instance(0)), Err(Status::SESSION_LOST), "it isn't new any more");
+    }
+
+    #[test]
+    fn i8_what_a_running_command_holds_of_the_window_it_holds_on_the_next_path() {
+        let mut q = queue();
+        let running = write(0, 1, 16384);
+        q.receive(&running).unwrap();
+        q.payload_arrived(Slot(0), Sequence(1), 7);
+        q.activate(Epoch(2));
+        q.verdict(&running).unwrap();
+        let more = Command { epoch: Epoch(2), ..write(1, 1, 8192) };
+        assert_eq!(q.receive(&more).unwrap_err().status, Status::WINDOW_OVERRUN);
+        assert!(starts(&mut q, Slot(0), Sequence(1)));
+        q.finish(Slot(0), Sequence(1), Outcome::default()).unwrap();
+        again(&mut q, &write(1, 1, 16384));
+    }
+
+    #[test]
+    fn a_half_payload_gives_back_its_window_with_its_path() {
+        let mut q = queue();
+        q.receive(&write(0, 1, 16384)).unwrap();
+        q.path_lost();
+        assert_eq!(q.busy(), 0);
+        q.activate(Epoch(2));
+        again(&mut q, &write(1, 1, 16384));
+    }
+
+    #[test]
+    fn i1_a_repetition_on_the_new_path_takes_the_running_command_over() {
+        let mut q = queue();
+        let parked = write(0, 1, 4096);
+        q.receive(&parked).unwrap();
+        q.payload_arrived(Slot(0), Sequence(1), 7);
+        q.activate(Epoch(2));
+        assert_eq!(q.receive(&Command { epoch: Epoch(2), ..parked }), Ok(Intake::Running));
+        assert!(starts(&mut q, Slot(0), Sequence(1)));
+    }
+
+    #[test]
+    fn a_read_at_storage_is_answered_where_the_new_path_wants_it_and_a_finished_one_is_read_again() {
+        let mut q = queue();
+        for command in [read(0, 1), read(1, 1)] {
+            q.receive(&command).unwrap();
+            assert!(starts(&mut q, command.slot, Sequence(1)));
+        }
+        q.finish(Slot(1), Sequence(1), Outcome::default()).unwrap();
+        q.activate(Epoch(2));
+        let placement = crate::wire::Placement { address: 4096, key: 1 };
+        let kinds = [read(0, 1), read(1, 1)].map(|c| q.verdict(&Command { placement, ..c }).unwrap().kind);
+        assert_eq!(kinds, [VerdictKind::Running, VerdictKind::Unknown]);
+        assert_eq!(q.command(Slot(0), Sequence(1)).unwrap().placement, placement);
+        let reply = q.finish(Slot(0), Sequence(1), Outcome::default()).unwrap();
+        assert_eq!(reply.epoch, Epoch(2));
+        assert_eq!(q.receive(&Command { epoch: Epoch(2), ..read(1, 1) }), Ok(Intake::Ready));
     }
 
     #[test]

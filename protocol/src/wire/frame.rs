@@ -202,6 +202,16 @@ pub struct Reply {
     pub payload: Payload,
 }
 
+impl Reply {
+    /// The reply to `command` that says OK and brings nothing.
+    #[must_use]
+    pub fn to(command: &Command, epoch: Epoch, credits: Credits) -> Self {
+        let Command { opcode, slot, sequence, .. } = *command;
+        let (flags, status, payload) = (Flags::NONE, Status::OK, Payload::default());
+        Self { opcode, flags, slot, status, epoch, sequence, result: 0, credits, payload }
+    }
+}
+
 /// FETCH (target asks for the payload of a slot) and DATA (the payload, in answer to it).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
@@ -354,7 +364,7 @@ const COMMAND: u8 = 1;
 const REPLY: u8 = 2;
 const FETCH: u8 = 3;
 const DATA: u8 = 4;
-const HANDSHAKE: core::ops::RangeInclusive<u8> = 0x41..=0x47;
+const HANDSHAKE: core::ops::RangeInclusive<u8> = 0x41..=0x49;
 
 /// The fields that all headers have, still raw.
 #[derive(Default)]
@@ -873,7 +883,7 @@ mod tests {
                 all[32..40].copy_from_slice(&credits);
                 all
             }),
-            kind in prop_oneof![Just(COMMAND), Just(REPLY), Just(FETCH), Just(DATA), 0x10u8..0x18, 0x41u8..0x48, any::<u8>()],
+            kind in prop_oneof![Just(COMMAND), Just(REPLY), Just(FETCH), Just(DATA), 0x10u8..0x18, 0x41u8..0x4a, any::<u8>()],
             length in 0u32..70_000,
             zeroed in any::<u64>(),
         ) {

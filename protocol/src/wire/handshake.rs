@@ -77,7 +77,7 @@ impl AttachMode {
 pub struct AttachFlags(pub u8);
 
 impl AttachFlags {
-    /// End all writers that stand in the way, then attach.
+    /// End all other writers, then attach.
     pub const PREEMPT: Self = Self(1);
     /// Take the place of the session named in `session`: replace its secret.
     pub const TAKEOVER: Self = Self(2);
@@ -187,6 +187,9 @@ pub struct Attached<'a> {
     pub lease_ms: u32,
     /// Failed syncs of the volume so far (I5).
     pub failed_syncs: u64,
+    /// Boot id of the target's host when a drain synced all that was ever written to the volume, if nothing was
+    /// written since (I5); [`BootId::NIL`] for none.
+    pub synced_boot_id: BootId,
     /// Encoded portals, see [`Attached::portals`].
     portals: &'a [u8],
 }
@@ -206,6 +209,7 @@ impl<'a> Attached<'a> {
             queues: 0,
             lease_ms: 0,
             failed_syncs: 0,
+            synced_boot_id: BootId::NIL,
             portals: &[],
         }
     }
@@ -419,6 +423,28 @@ impl<'a> Activated<'a> {
     }
 }
 
+/// STANDBY: keep this connection warm for a queue, without making it its path yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standby {
+    /// The session.
+    pub session: SessionId,
+    /// Its secret.
+    pub secret: Secret,
+    /// The queue.
+    pub queue: QueueId,
+    /// The rail of this connection.
+    pub rail: Rail,
+}
+
+/// STANDING: the connection is authenticated, and one ACTIVATE away from being the queue's path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Epoch of the queue now; 0 when it has no slot table yet.
+    pub epoch: Epoch,
+    /// Its slot table; 0 when it has none yet.
+    pub instance: Instance,
+}
+
 /// REFUSED: the handshake ends, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused<'a> {
@@ -451,6 +477,10 @@ pub enum Handshake<'a> {
     Activated(Activated<'a>),
     /// Target's answer to anything, the last one.
     Refused(Refused<'a>),
+    /// Initiator keeps this connection ready for a queue.
+    Standby(Standby),
+    /// Target's answer to STANDBY.
+    Standing(Standing),
 }
 
 impl<'a> Handshake<'a> {
@@ -465,6 +495,8 @@ impl<'a> Handshake<'a> {
             Self::Activate(_) => 0x45,
             Self::Activated(_) => 0x46,
             Self::Refused(_) => 0x47,
+            Self::Standby(_) => 0x48,
+            Self::Standing(_) => 0x49,
         }
     }
 
@@ -510,6 +542,7 @@ impl<'a> Handshake<'a> {
                 w.u32(f.lease_ms);
                 w.u16(f.queues);
                 w.u16(u16::try_from(f.portals.len() / Portal::LEN).unwrap_or(0));
+                w.bytes(&f.synced_boot_id.0);
                 w.bytes(f.portals);
             }
             Self::Activate(f) => {
@@ -543,6 +576,17 @@ impl<'a> Handshake<'a> {
                 w.zeros(2);
                 w.u32(f.retry_after_ms);
                 w.text(f.text, MAX_TEXT);
+            }
+            Self::Standby(f) => {
+                w.bytes(&f.session.0);
+                w.bytes(&f.secret.0);
+                w.u16(f.queue.0);
+                w.u8(f.rail.0);
+                w.zeros(5);
+            }
+            Self::Standing(f) => {
+                w.u64(f.epoch.0);
+                w.u64(f.instance.0);
             }
         }
         let length = w.finish()?;
@@ -605,6 +649,7 @@ impl<'a> Handshake<'a> {
                 if count > MAX_PORTALS {
                     return Err(Fault::Malformed("too many portals"));
                 }
+                f.synced_boot_id = BootId(r.array()?);
                 f.portals = r.bytes(count * Portal::LEN)?;
                 Self::Attached(f)
             }
@@ -642,6 +687,21 @@ impl<'a> Handshake<'a> {
                 r.zeros(2)?;
                 let (retry_after_ms, text) = (r.u32()?, r.text(MAX_TEXT)?);
                 Self::Refused(Refused { status, version_min, version_max, retry_after_ms, text })
+            }
+            0x48 => {
+                let (session, secret) = (SessionId(r.array()?), Secret(r.array()?));
+                let (queue, rail) = (QueueId(r.u16()?), Rail(r.u8()?));
+                r.zeros(5)?;
+                Self::Standby(Standby { session, secret, queue, rail })
+            }
+            0x49 => {
+                let (epoch, instance) = (Epoch(r.u64()?), Instance(r.u64()?));
+                if (epoch == Epoch(0)) != (instance == Instance(0)) {
+                    return Err(Fault::Malformed(
+                        "STANDING names a slot table without an epoch, or the other way round",
+                    ));
+                }
+                Self::Standing(Standing { epoch, instance })
             }
             kind => return Err(Fault::UnexpectedKind(kind)),
         };
@@ -700,6 +760,10 @@ mod tests {
         let attached = Attached { size: 1 << 40, ..Attached::new(VolumeId([3; 16])) }.with_portals(&portals);
         assert!(attached.portals().eq([portal]));
         round_trip(Handshake::Attached(attached));
+        let (session, secret) = (SessionId([1; 16]), Secret([2; 16]));
+        round_trip(Handshake::Standby(Standby { session, secret, queue: QueueId(3), rail: Rail::RDMA }));
+        round_trip(Handshake::Standing(Standing { epoch: Epoch(4), instance: Instance(77) }));
+        round_trip(Handshake::Standing(Standing::default()));
         round_trip(Handshake::Refused(Refused {
             status: Status::UNKNOWN_VOLUME,
             version_min: 1,
@@ -776,7 +840,7 @@ mod tests {
     proptest! {
         /// I9: bytes of a peer are decoded or refused, whatever they are.
         #[test]
-        fn no_payload_can_cause_a_panic(kind in 0x40u8..0x49, payload in proptest::collection::vec(any::<u8>(), 0..300)) {
+        fn no_payload_can_cause_a_panic(kind in 0x40u8..0x4b, payload in proptest::collection::vec(any::<u8>(), 0..300)) {
             let expected = Payload { length: payload.len() as u32, crc: crate::crc32c(&payload) };
             if let Ok(frame) = Handshake::decode(kind, expected, &payload) {
                 match frame {

@@ -14,5 +14,5 @@ pub use frame::{
 };
 pub use handshake::{
     Activate, Activated, Attach, AttachFlags, AttachMode, Attached, Auth, Family, Features, Handshake, Portal, Refused,
-    Verdict, VerdictKind, VolumeFlags, Welcome,
+    Standby, Standing, Verdict, VerdictKind, VolumeFlags, Welcome,
 };

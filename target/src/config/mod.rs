@@ -5,15 +5,16 @@
 //! defaults and checks the whole. All that is wrong is told at once, each with its place and its remedy.
 
 mod file;
+mod log_filter;
 mod settings;
 mod size;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
+use std::{fmt, fs, io};
 
 use twinrail_protocol::limits;
 
@@ -22,12 +23,16 @@ use file::GivenVolume;
 pub use settings::Settings;
 pub use size::Size;
 
+use crate::mapping::Pages;
 use crate::volume::VolumeSpec;
 
 /// The port for TCP, and for RDMA-CM by default.
 pub const DEFAULT_PORT: u16 = 4450;
 /// The port for Prometheus.
 pub const DEFAULT_METRICS_PORT: u16 = 9450;
+
+/// Congestion control where the kernel has it.
+const DEFAULT_CONGESTION: &str = "cubic";
 
 /// A checked configuration.
 #[derive(Clone, Debug)]
@@ -46,6 +51,8 @@ pub struct Config {
     pub pin: bool,
     /// Buffer memory of one reactor in bytes.
     pub arena_bytes: usize,
+    /// What buffers and volumes in memory are made of.
+    pub pages: Pages,
     /// Most sessions.
     pub max_sessions: usize,
     /// Most queues of one session.
@@ -70,6 +77,8 @@ pub struct Config {
     pub probe_period_ms: u64,
     /// How long a stop waits for commands in flight, in milliseconds.
     pub drain_timeout_ms: u64,
+    /// How long a session outlives the last of its connections, in milliseconds.
+    pub lease_ms: u32,
     /// How long the start waits for a volume that another process holds, in milliseconds.
     pub lock_wait_ms: u64,
     /// Congestion control of TCP connections; none for the kernel's default.
@@ -143,6 +152,7 @@ impl Config {
             reactors: c.number("reactors", |s| s.reactors, 0, 0..=256),
             pin: c.pick(|s| s.pin).unwrap_or(true),
             arena_bytes: 0,
+            pages: if c.pick(|s| s.huge_pages).unwrap_or(false) { Pages::Reserved } else { Pages::Plain },
             max_sessions: c.number("max_sessions", |s| s.max_sessions, 1024, 1..=65_536),
             max_queues_per_session: c.number(
                 "max_queues_per_session",
@@ -160,10 +170,10 @@ impl Config {
             stall_timeout_ms: c.number("stall_timeout_ms", |s| s.stall_timeout_ms, 30_000, 1..=3_600_000),
             probe_period_ms: c.number("probe_period_ms", |s| s.probe_period_ms, 5_000, 1..=3_600_000),
             drain_timeout_ms: c.number("drain_timeout_ms", |s| s.drain_timeout_ms, 10_000, 0..=3_600_000),
+            lease_ms: c.number("lease_ms", |s| s.lease_ms, 60_000, 0..=3_600_000),
             lock_wait_ms: c.number("lock_wait_ms", |s| s.lock_wait_ms, 60_000, 0..=3_600_000),
-            congestion: Some(c.pick(|s| s.congestion.clone()).unwrap_or_else(|| "cubic".into()))
-                .filter(|s| s != "system"),
-            log: c.pick(|s| s.log.clone()).unwrap_or_else(|| "info".into()),
+            congestion: c.congestion(),
+            log: c.log(),
             allow_fault_injection: c.pick(|s| s.allow_fault_injection).unwrap_or(false),
             volumes: Vec::new(),
         };
@@ -273,6 +283,43 @@ impl Check {
         address
     }
 
+    /// The default may be missing, or not for everybody: then the kernel's own does, also when somebody writes it
+    /// down. Another one was meant.
+    fn congestion(&mut self) -> Option<String> {
+        let name = self.pick(|s| s.congestion.clone()).unwrap_or_else(|| DEFAULT_CONGESTION.into());
+        if name == DEFAULT_CONGESTION {
+            return Some(name);
+        }
+        if name == "system" {
+            return None;
+        }
+        if let Err(error) = try_congestion(&name) {
+            let place = self.place("congestion", self.command_line.congestion.is_some());
+            let known = |list| fs::read_to_string(Path::new("/proc/sys/net/ipv4").join(list)).unwrap_or_default();
+            let (available, allowed) =
+                (known("tcp_available_congestion_control"), known("tcp_allowed_congestion_control"));
+            self.problem(
+                place,
+                format!(
+                    "congestion is {name:?}, which the kernel refuses ({error}); it has {}, and lets everybody use {}; \
+                     \"system\" leaves the choice to it",
+                    available.trim(),
+                    allowed.trim()
+                ),
+            );
+        }
+        Some(name)
+    }
+
+    fn log(&mut self) -> String {
+        let filter = self.pick(|s| s.log.clone()).unwrap_or_else(|| "info".into());
+        if let Some(text) = log_filter::bad_filter(&filter) {
+            let place = self.place("log", self.command_line.log.is_some());
+            self.problem(place, text);
+        }
+        filter
+    }
+
     /// The command line adds to the file.
     fn allow(&mut self) -> Vec<String> {
         let mut allow = self.file.settings.allow.clone();
@@ -321,6 +368,7 @@ impl Check {
             if !has_max_transfer {
                 spec.max_transfer = config.max_transfer_bytes;
             }
+            spec.pages = config.pages;
             if !has_lock_wait {
                 spec.lock_wait = Duration::from_millis(config.lock_wait_ms);
             }
@@ -360,6 +408,12 @@ impl Check {
             );
         }
     }
+}
+
+/// Asks the kernel for a congestion control: only it knows which it has, can load, and gives to whom.
+fn try_congestion(name: &str) -> io::Result<()> {
+    use socket2::{Domain, Socket, Type};
+    Socket::new(Domain::IPV4, Type::STREAM, None)?.set_tcp_congestion(name.as_bytes())
 }
 
 /// An address with or without a port.
@@ -506,6 +560,18 @@ mod tests {
         let settings = line(&["--listen", "0.0.0.0:4450", "--allow", "vm-host-1"]);
         Config::resolve(file(VOLUME), settings, &[]).unwrap();
         assert!(errors("listen = [\"localhost\"]\n", &[]).contains("is no address; write it like"));
+    }
+
+    #[test]
+    fn a_word_that_the_kernel_or_the_log_does_not_know_is_refused() {
+        let error = errors("congestion = \"nosuch\"\n", &[]);
+        assert!(error.starts_with("t.toml:1: congestion is \"nosuch\"") && error.contains("\"system\""), "{error}");
+        let error = errors("", &["--congestion", "a name that is longer than any"]);
+        assert!(error.starts_with("--congestion: congestion is \"a name"), "{error}");
+        let error = errors("log = \"info\"\n", &["--log", "nonsense"]);
+        assert!(error.starts_with("--log: log is \"nonsense\": there is no level"), "{error}");
+        let config = Config::resolve(file(VOLUME), line(&["--congestion", "system"]), &[]).unwrap();
+        assert_eq!(config.congestion, None);
     }
 
     #[test]

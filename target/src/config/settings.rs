@@ -31,6 +31,11 @@ pub struct Settings {
     /// Buffer memory of each data-plane thread [default: 64M]
     #[arg(long, value_name = "SIZE")]
     pub arena: Option<Size>,
+    /// Whether buffers and volumes in memory take huge pages that an administrator has reserved
+    /// (vm.nr_hugepages); without them the target doesn't start then. Else the kernel makes huge pages as far as
+    /// it can [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub huge_pages: Option<bool>,
     /// Most sessions at a time [default: 1024]
     #[arg(long, value_name = "N")]
     pub max_sessions: Option<usize>,
@@ -72,6 +77,10 @@ pub struct Settings {
     /// How long a stop waits for commands in flight [default: 10000]
     #[arg(long, value_name = "MS")]
     pub drain_timeout_ms: Option<u64>,
+    /// How long a session outlives the last of its connections, so that its initiator can come back to it; its
+    /// volume stays held meanwhile. 0 for not at all [default: 60000]
+    #[arg(long, value_name = "MS")]
+    pub lease_ms: Option<u32>,
     /// How long the start waits for a volume that another process holds [default: 60000]
     #[arg(long, value_name = "MS")]
     pub lock_wait_ms: Option<u64>,

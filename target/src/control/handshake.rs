@@ -5,7 +5,7 @@
 //!                              (first connection only)
 //! ```
 //!
-//! Any step may be answered by REFUSED; then the connection ends.
+//! STANDBY may come before ACTIVATE. Any step may be answered by REFUSED; then the connection ends.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -16,20 +16,27 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use twinrail_fallback_tcp::{Options, Socket};
 use twinrail_protocol::limits::{HEADER_LEN, IN_CAPSULE_RANGE};
-use twinrail_protocol::target::QueueOptions;
+use twinrail_protocol::target::{PathId, QueueOptions};
 use twinrail_protocol::wire::{
-    Activate, Attach, Credits, Features, Frame, Handshake, Hello, Rail, Refused, VERSION, Welcome,
+    Activate, Attach, Credits, Features, Frame, Handshake, Hello, Rail, Refused, Standby, VERSION, Welcome,
 };
-use twinrail_protocol::{BootId, Instance, Status};
+use twinrail_protocol::{BootId, Epoch, Instance, Status};
 
-use super::listener::{Place, Stage};
+use super::listener::Stage;
+use super::places::Place;
 use super::refusal::Refusal;
 use super::sessions::Sessions;
+use super::standby::{Outcome, Standee};
 use super::wire::{Connection, Failure};
+use crate::metrics::HandshakeEnd;
 use crate::reactor::mailbox::Activation;
+use crate::throttle::Throttle;
 
 /// A page in bytes.
 const PAGE: u32 = 4096;
+
+// What is left of any size that may be asked for is one that may be agreed on.
+const _: () = assert!(IN_CAPSULE_RANGE.start().is_multiple_of(PAGE));
 
 /// The lowest version that this target speaks.
 const VERSION_MIN: u16 = 1;
@@ -47,9 +54,13 @@ pub(super) struct Host {
     pub(super) queue_depth: u16,
     /// How long the peer may take for a frame.
     pub(super) patience: Duration,
+    /// How often a connection that stands by is probed, in milliseconds.
+    pub(super) probe_period_ms: u64,
     /// How sockets are set up.
     pub(super) socket: Options,
     pub(super) sessions: Arc<Sessions>,
+    /// Lines of sessions that attach.
+    pub(super) log: Throttle,
 }
 
 /// A REFUSED frame.
@@ -63,9 +74,13 @@ pub(super) fn refused(refusal: &Refusal) -> Refused<'_> {
     }
 }
 
-/// Shakes hands until the connection is a path. What is refused has been told so.
-pub(super) async fn shake(host: &Host, connection: &mut Option<Connection>, place: &Place) -> Result<(), Failure> {
-    let Some(c) = connection else { return Ok(()) };
+/// Shakes hands until the connection is a path, or stood by and is over.
+pub(super) async fn shake(
+    host: &Host,
+    connection: &mut Option<Connection>,
+    place: &Place<Stage>,
+) -> Result<HandshakeEnd, Failure> {
+    let Some(c) = connection else { return Ok(HandshakeEnd::Lost) };
     let hello = c.read_hello().await?;
     place.enter(Stage::Talking)?;
     let initiator = c.read_name(hello.name).await?;
@@ -82,13 +97,35 @@ pub(super) async fn shake(host: &Host, connection: &mut Option<Connection>, plac
     match frame {
         Handshake::Activate(activate) => {
             place.enter(Stage::Activating)?;
-            hand_over(host, connection, &activate).await
+            hand_over(host, connection, &activate).await.map(|()| HandshakeEnd::Activated)
         }
+        Handshake::Standby(standby) => stand_by(host, connection, place, &standby).await,
         other => {
             let text = format!("a frame of kind {:#04x} isn't allowed here", other.kind());
             Err(Refusal::new(Status::UNEXPECTED_FRAME, text).into())
         }
     }
+}
+
+/// Has the connection stand by until it is to be a path, or is over.
+async fn stand_by(
+    host: &Host,
+    connection: &mut Option<Connection>,
+    place: &Place<Stage>,
+    standby: &Standby,
+) -> Result<HandshakeEnd, Failure> {
+    let Some(c) = connection else { return Ok(HandshakeEnd::Lost) };
+    place.enter(Stage::Activating)?;
+    let mut standee = Standee::begin(host, c, standby).await?;
+    // It counts among the paths of its session, and not any more among what is unfinished.
+    let _notice = place.leave();
+    match standee.stand(c).await {
+        Ok(Outcome::Activate) => {}
+        Ok(Outcome::Over) | Err(Failure::Lost(_) | Failure::Timeout(_)) => return Ok(HandshakeEnd::Standing),
+        Err(failure) => return Err(failure),
+    }
+    let Handshake::Activate(activate) = standee.activate()? else { return Ok(HandshakeEnd::Standing) };
+    hand_over(host, connection, &activate).await.map(|()| HandshakeEnd::Activated)
 }
 
 async fn welcome(host: &Host, c: &mut Connection, hello: &Hello, initiator: &str) -> Result<(), Failure> {
@@ -112,15 +149,18 @@ async fn welcome(host: &Host, c: &mut Connection, hello: &Hello, initiator: &str
 
 async fn attach_volume(host: &Host, c: &mut Connection, initiator: &str, attach: &Attach<'_>) -> Result<(), Failure> {
     let session = host.sessions.attach(initiator, attach).await?;
-    tracing::info!(
-        session = %session.id,
-        initiator,
-        volume = session.volume.name,
-        mode = session.mode.name(),
-        generation = session.generation,
-        peer = %c.peer,
-        "session attached"
-    );
+    if let Some(unsaid) = host.log.admit() {
+        tracing::info!(
+            session = %session.id,
+            initiator,
+            volume = session.volume.name,
+            mode = session.mode.name(),
+            generation = session.generation,
+            peer = %c.peer,
+            unsaid,
+            "session attached"
+        );
+    }
     c.send(&Handshake::Attached(session.attached())).await
 }
 
@@ -131,6 +171,7 @@ async fn hand_over(host: &Host, connection: &mut Option<Connection>, activate: &
         let text = format!("this is a {} connection; it can't be a path on {}", Rail::TCP.name(), activate.rail.name());
         return Err(Refusal::new(Status::BAD_PARAMETER, text).into());
     }
+    check_wishes(activate)?;
     let mut report = Vec::with_capacity(activate.report_len() * HEADER_LEN);
     for command in activate.report() {
         report.extend_from_slice(&Frame::Command(command?).encode());
@@ -138,8 +179,8 @@ async fn hand_over(host: &Host, connection: &mut Option<Connection>, activate: &
     let new_instance = random_instance()?;
     let Some(Connection { stream, peer, patience }) = connection.take() else { return Ok(()) };
     let socket = Socket::from_stream(stream.into_std()?, &host.socket)?;
-    let answer = match submit(host, activate, socket, new_instance, report) {
-        Ok(answer) => answer.await,
+    let (path, answer) = match submit(host, activate, socket, new_instance, report) {
+        Ok((path, answer)) => (path, answer.await),
         Err((refusal, socket)) => {
             *connection = Some(Connection { stream: taken_back(&socket)?, peer, patience });
             return Err(refusal.into());
@@ -148,15 +189,31 @@ async fn hand_over(host: &Host, connection: &mut Option<Connection>, activate: &
     match answer {
         Ok(Ok(())) => Ok(()),
         Ok(Err((status, socket))) => {
-            host.sessions.path_failed(activate.session, activate.queue, activate.epoch);
+            host.sessions.path_failed(activate.session, path);
             *connection = Some(Connection { stream: taken_back(&socket)?, peer, patience });
             Err(refusal_of(status, activate).into())
         }
         Err(_) => {
-            host.sessions.path_failed(activate.session, activate.queue, activate.epoch);
-            Err(io::Error::other("the reactor ended").into())
+            host.sessions.path_failed(activate.session, path);
+            Err(io::Error::other("it was lost before it was the path").into())
         }
     }
+}
+
+/// What an ACTIVATE may ask for (SPEC.md, "ACTIVATE").
+fn check_wishes(activate: &Activate<'_>) -> Result<(), Refusal> {
+    let Activate { epoch, instance, depth, in_capsule, .. } = *activate;
+    let (least, new_table) = (*IN_CAPSULE_RANGE.start(), instance == Instance(0));
+    let text = match () {
+        () if depth == 0 => "a queue needs at least one slot; ask for a depth of 1 or more".into(),
+        () if in_capsule < least => {
+            format!("an in-capsule size of {in_capsule} bytes can't be had; ask for {least} or more")
+        }
+        () if epoch == Epoch(0) => "epochs count from 1".into(),
+        () if new_table && activate.report_len() > 0 => "nothing can be in flight with a new slot table".into(),
+        () => return Ok(()),
+    };
+    Err(Refusal::new(Status::BAD_PARAMETER, text))
 }
 
 type ReactorAnswer = oneshot::Receiver<Result<(), (Status, Socket)>>;
@@ -167,25 +224,25 @@ fn submit(
     socket: Socket,
     new_instance: Instance,
     report: Vec<u8>,
-) -> Result<ReactorAnswer, (Refusal, Socket)> {
+) -> Result<(PathId, ReactorAnswer), (Refusal, Socket)> {
     let Activate { session, secret, queue, epoch, instance, depth, in_capsule, .. } = *activate;
-    let permit = match host.sessions.activate(session, &secret, queue, epoch) {
+    let permit = match host.sessions.activate(session, &secret, queue) {
         Ok(permit) => permit,
         Err(refusal) => return Err((refusal, socket)),
     };
-    let session = permit.session().clone();
+    let (session, path) = (permit.session().clone(), permit.path());
     let options = QueueOptions {
-        depth: if depth == 0 { host.queue_depth } else { depth.min(host.queue_depth) },
+        depth: depth.min(host.queue_depth),
         // The buffers stand one behind the other, and direct I/O needs each of them to begin at a page.
-        in_capsule: in_capsule.clamp(*IN_CAPSULE_RANGE.start(), *IN_CAPSULE_RANGE.end()) / PAGE * PAGE,
+        in_capsule: in_capsule.min(*IN_CAPSULE_RANGE.end()) / PAGE * PAGE,
         // The reactor's to set.
         credits: Credits::default(),
         geometry: session.volume.geometry,
         read_only: session.read_only(),
     };
     let (done, answer) = oneshot::channel();
-    permit.send(Activation { socket, session, queue, epoch, instance, new_instance, options, report, done });
-    Ok(answer)
+    permit.send(Activation { socket, session, path, queue, epoch, instance, new_instance, options, report, done });
+    Ok((path, answer))
 }
 
 /// A connection that a reactor didn't take.

@@ -1,16 +1,12 @@
-//! Accepting connections, and how many of them may be unfinished (I8).
-//!
-//! There are [`Handshakes::admit`]'s places, no more. A newcomer that finds none free takes the place of the
-//! one that has kept us waiting for longest, those that haven't said HELLO before all others. So idle
-//! connections, however many, never keep a real initiator out.
+//! Accepting connections, and how many of them may be unfinished (I8): one that hasn't said HELLO gives way
+//! before all others, see [`super::places`].
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use prometheus::IntGauge;
 use rustix::net::RecvFlags;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
@@ -19,9 +15,11 @@ use twinrail_protocol::limits::HEADER_LEN;
 use twinrail_protocol::wire::{Handshake, Hello};
 
 use super::handshake::{self, Host};
+use super::places::{CrowdedOut, Place, Places};
 use super::refusal::Refusal;
 use super::wire::{Connection, Failure};
 use crate::metrics::{HandshakeEnd, Metrics};
+use crate::throttle::Throttle;
 
 /// Connections that the kernel keeps for us.
 const BACKLOG: u32 = 4096;
@@ -31,8 +29,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 const SHORT_PAUSE: Duration = Duration::from_millis(1);
 /// Pauses that are nearer to each other have the same cause.
 const SAME_PAUSE: Duration = Duration::from_secs(10);
-/// Shortest time between two log lines of one reason.
-const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What a handshake waits for; the earlier it stands here, the sooner it is crowded out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,100 +45,8 @@ pub(super) enum Stage {
     Activating,
 }
 
-#[derive(Debug)]
-struct Guest {
-    stage: Stage,
-    /// Counts all changes of stage of all guests: the smaller, the longer ago.
-    since: u64,
-    /// Dropped to tell it that its place is gone.
-    _notice: oneshot::Sender<()>,
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    guests: BTreeMap<u64, Guest>,
-    count: u64,
-}
-
-impl Table {
-    /// Takes the place of the guest that has kept us waiting for longest, of those that are at `last` or
-    /// before. Answers whether there was one.
-    fn crowd_out(&mut self, last: Stage) -> bool {
-        let waiting = self.guests.iter().filter(|(_, guest)| guest.stage <= last);
-        let longest = waiting.min_by_key(|(_, guest)| (guest.stage, guest.since)).map(|(&id, _)| id);
-        longest.is_some_and(|id| self.guests.remove(&id).is_some())
-    }
-}
-
-/// All handshakes in progress.
-#[derive(Debug)]
-pub(super) struct Handshakes {
-    most: usize,
-    table: Mutex<Table>,
-    gauge: IntGauge,
-}
-
-/// A place among the handshakes in progress.
-#[derive(Debug)]
-pub(super) struct Place {
-    all: Arc<Handshakes>,
-    id: u64,
-}
-
-impl Handshakes {
-    pub(super) fn new(most: usize, gauge: IntGauge) -> Arc<Self> {
-        Arc::new(Self { most, table: Mutex::default(), gauge })
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// A place for a newcomer, and what tells it that it has lost it again. Nothing only when all others are
-    /// with reactors at this very moment.
-    fn admit(self: &Arc<Self>, stage: Stage) -> Option<(Place, oneshot::Receiver<()>)> {
-        let mut table = self.table();
-        if table.guests.len() >= self.most && !table.crowd_out(Stage::Attaching) {
-            return None;
-        }
-        table.count += 1;
-        let id = table.count;
-        let (notice, noticed) = oneshot::channel();
-        table.guests.insert(id, Guest { stage, since: id, _notice: notice });
-        self.gauge.set(table.guests.len() as i64);
-        Some((Place { all: self.clone(), id }, noticed))
-    }
-
-    /// There is no descriptor left: closes the connection that hasn't said HELLO for longest. Answers whether
-    /// there was one.
-    fn free_descriptor(&self) -> bool {
-        self.table().crowd_out(Stage::Leaving)
-    }
-}
-
-impl Place {
-    /// Goes on to another stage, if the place wasn't lost.
-    pub(super) fn enter(&self, stage: Stage) -> Result<(), Failure> {
-        let mut table = self.all.table();
-        table.count += 1;
-        let since = table.count;
-        let guest = table.guests.get_mut(&self.id).ok_or(Failure::CrowdedOut)?;
-        (guest.stage, guest.since) = (stage, since);
-        Ok(())
-    }
-
-    fn stage(&self) -> Option<Stage> {
-        self.all.table().guests.get(&self.id).map(|guest| guest.stage)
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut table = self.all.table();
-        table.guests.remove(&self.id);
-        self.all.gauge.set(table.guests.len() as i64);
-    }
-}
+/// Handshakes in progress.
+pub(super) type Handshakes = Places<Stage>;
 
 /// Listens on an address.
 ///
@@ -162,7 +66,7 @@ pub(super) struct Door {
     pub(super) host: Host,
     pub(super) handshakes: Arc<Handshakes>,
     pub(super) metrics: Arc<Metrics>,
-    pub(super) log: Throttle,
+    pub(super) log: Reasons,
 }
 
 /// Accepts for ever.
@@ -185,7 +89,8 @@ pub(super) async fn accept(door: Arc<Door>, listener: TcpListener) {
                          (LimitNOFILE= in systemd, `ulimit -n`) or lower max_connections"
                     );
                 }
-                let pause = if door.handshakes.free_descriptor() { SHORT_PAUSE } else { PAUSE };
+                // One that hasn't said HELLO gives its descriptor back.
+                let pause = if door.handshakes.crowd_out(Stage::Leaving) { SHORT_PAUSE } else { PAUSE };
                 tokio::time::sleep(pause).await;
             }
             // The peer was gone before we came to it.
@@ -201,7 +106,8 @@ fn is_exhaustion(error: &io::Error) -> bool {
 
 fn receive(door: &Arc<Door>, stream: TcpStream, peer: SocketAddr) {
     let stage = if has_greeted(&stream) { Stage::Talking } else { Stage::Greeting };
-    let Some((place, crowded_out)) = door.handshakes.admit(stage) else {
+    // No place only when all others are with reactors at this very moment.
+    let Some((place, crowded_out)) = door.handshakes.admit(stage, Stage::Attaching) else {
         door.ended(peer, &Err(Failure::CrowdedOut));
         return;
     };
@@ -224,9 +130,9 @@ async fn attend(
     door: &Door,
     stream: TcpStream,
     peer: SocketAddr,
-    place: &Place,
+    place: &Place<Stage>,
     crowded_out: oneshot::Receiver<()>,
-) -> Result<(), Failure> {
+) -> Result<HandshakeEnd, Failure> {
     let patience = door.host.patience;
     let mut connection = Some(Connection { stream, peer, patience });
     tokio::pin!(crowded_out);
@@ -255,9 +161,9 @@ async fn attend(
 
 impl Door {
     /// Counts a handshake that ended, and says why if it failed.
-    fn ended(&self, peer: SocketAddr, result: &Result<(), Failure>) {
+    fn ended(&self, peer: SocketAddr, result: &Result<HandshakeEnd, Failure>) {
         let end = match result {
-            Ok(()) => HandshakeEnd::Activated,
+            Ok(end) => *end,
             Err(Failure::Refused(_) | Failure::Foreign { .. }) => HandshakeEnd::Refused,
             Err(Failure::Timeout(_)) => HandshakeEnd::Timeout,
             Err(Failure::CrowdedOut) => HandshakeEnd::CrowdedOut,
@@ -267,43 +173,52 @@ impl Door {
         let Err(failure) = result else { return };
         let status = failure.status();
         self.metrics.refused(status);
-        if let Some(unsaid) = self.log.admit(status, Instant::now()) {
+        if let Some(unsaid) = self.log.admit(status) {
             tracing::info!(%peer, reason = %status, unsaid, "handshake failed: {failure}");
         }
     }
 }
 
-/// Lets one log line of a reason through a second: whoever can connect could else fill the disk.
-#[derive(Debug, Default)]
-pub(super) struct Throttle {
-    // As many as there are statuses that we give.
-    reasons: Mutex<HashMap<Status, (Instant, u64)>>,
+impl From<CrowdedOut> for Failure {
+    fn from(CrowdedOut: CrowdedOut) -> Self {
+        Self::CrowdedOut
+    }
 }
 
-impl Throttle {
+/// A throttle for each reason, so that a frequent one doesn't hide the others.
+#[derive(Debug, Default)]
+pub(super) struct Reasons {
+    // As many as there are statuses that we give.
+    throttles: Mutex<HashMap<Status, Throttle>>,
+}
+
+impl Reasons {
     /// Whether to say it now, and how many of its kind weren't said since the last one.
-    fn admit(&self, reason: Status, now: Instant) -> Option<u64> {
-        let mut reasons = self.reasons.lock().unwrap_or_else(PoisonError::into_inner);
-        match reasons.get_mut(&reason) {
-            Some((last, unsaid)) if now.saturating_duration_since(*last) < LOG_INTERVAL => {
-                *unsaid += 1;
-                None
-            }
-            known => {
-                let unsaid = known.map_or(0, |(_, unsaid)| *unsaid);
-                reasons.insert(reason, (now, 0));
-                Some(unsaid)
-            }
-        }
+    fn admit(&self, reason: Status) -> Option<u64> {
+        let mut throttles = self.throttles.lock().unwrap_or_else(PoisonError::into_inner);
+        throttles.entry(reason).or_insert_with(|| Throttle::new(1)).admit()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use prometheus::IntGauge;
 
-    fn handshakes(most: usize) -> Arc<Handshakes> {
-        Handshakes::new(most, IntGauge::new("gauge", "for the test").unwrap())
+    struct All {
+        places: Arc<Handshakes>,
+        gauge: IntGauge,
+    }
+
+    fn handshakes(most: usize) -> All {
+        let gauge = IntGauge::new("gauge", "for the test").unwrap();
+        All { places: Handshakes::new(most, Some(gauge.clone())), gauge }
+    }
+
+    impl All {
+        fn admit(&self, stage: Stage) -> Option<(Place<Stage>, oneshot::Receiver<()>)> {
+            self.places.admit(stage, Stage::Attaching)
+        }
     }
 
     #[test]
@@ -342,10 +257,10 @@ mod tests {
         let all = handshakes(4);
         let (talking, _n1) = all.admit(Stage::Talking).unwrap();
         let (idle, mut noticed) = all.admit(Stage::Greeting).unwrap();
-        assert!(all.free_descriptor());
+        assert!(all.places.crowd_out(Stage::Leaving));
         assert!(noticed.try_recv().is_err_and(|e| e == oneshot::error::TryRecvError::Closed));
         assert!(idle.enter(Stage::Talking).is_err());
-        assert!(!all.free_descriptor());
+        assert!(!all.places.crowd_out(Stage::Leaving));
         talking.enter(Stage::Activating).unwrap();
     }
 
@@ -360,13 +275,10 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_is_logged_once_a_second() {
-        let log = Throttle::default();
-        let start = Instant::now();
-        let at = |ms| start + Duration::from_millis(ms);
-        assert_eq!(log.admit(Status::BAD_MAGIC, at(0)), Some(0));
-        assert_eq!(log.admit(Status::BAD_MAGIC, at(999)), None);
-        assert_eq!(log.admit(Status::TIMEOUT, at(999)), Some(0));
-        assert_eq!(log.admit(Status::BAD_MAGIC, at(1000)), Some(1));
+    fn a_reason_is_logged_once_and_hides_no_other() {
+        let log = Reasons::default();
+        assert_eq!(log.admit(Status::BAD_MAGIC), Some(0));
+        assert_eq!(log.admit(Status::BAD_MAGIC), None);
+        assert_eq!(log.admit(Status::TIMEOUT), Some(0));
     }
 }

@@ -1,4 +1,5 @@
-//! Answers Prometheus and whoever asks whether the target lives, on a listener of its own.
+//! Answers Prometheus and whoever asks whether the target lives, on a listener of its own: one request for each
+//! connection, so that none is kept open for nothing.
 
 use std::future::Future;
 use std::io;
@@ -11,21 +12,23 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::map_response;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::Sleep;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, Sleep};
 
+use super::places::{Place, Places};
 use crate::metrics::{Metrics, VolumeMetrics};
 use crate::volume::Volume;
 
 /// Most connections at a time: a few scrapers and a few people.
 const MOST_CONNECTIONS: usize = 32;
-/// Longest life of a connection: an idle one must not keep its place for ever. A scraper connects again.
-const LIFETIME: Duration = Duration::from_secs(60);
+/// How long a connection may take to ask, and then to take the answer.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long accepting pauses after an error.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -85,11 +88,17 @@ pub(super) async fn serve(listener: TcpListener, observed: Arc<Observed>) {
         .route("/metrics", get(metrics))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz))
+        .layer(map_response(last_answer))
         .with_state(observed);
-    let listener = Bounded { listener, places: Arc::new(Semaphore::new(MOST_CONNECTIONS)) };
+    let listener = Bounded { listener, places: Places::new(MOST_CONNECTIONS, None) };
     if let Err(error) = axum::serve(listener, routes).await {
         tracing::error!(%error, "metrics are served no more");
     }
+}
+
+async fn last_answer(mut response: Response) -> Response {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 async fn metrics(State(observed): State<Arc<Observed>>) -> Response {
@@ -107,10 +116,19 @@ async fn readyz(State(observed): State<Arc<Observed>>) -> (StatusCode, &'static 
     }
 }
 
+/// What a connection is at; the earlier it stands here, the sooner it is crowded out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    /// Its request isn't whole.
+    Asking,
+    /// It is being answered.
+    Answering,
+}
+
 /// A listener with a limit of connections and of their lives (I8).
 struct Bounded {
     listener: TcpListener,
-    places: Arc<Semaphore>,
+    places: Arc<Places<Stage>>,
 }
 
 impl axum::serve::Listener for Bounded {
@@ -119,12 +137,14 @@ impl axum::serve::Listener for Bounded {
 
     async fn accept(&mut self) -> (Mortal, SocketAddr) {
         loop {
-            // The semaphore is never closed.
-            let Ok(place) = self.places.clone().acquire_owned().await else { continue };
             match self.listener.accept().await {
                 Ok((stream, peer)) => {
-                    let end = Box::pin(tokio::time::sleep(LIFETIME));
-                    return (Mortal { stream, end, _place: place }, peer);
+                    // There is always one that gives way.
+                    let Some((place, crowded_out)) = self.places.admit(Stage::Asking, Stage::Answering) else {
+                        continue;
+                    };
+                    let end = Box::pin(tokio::time::sleep(PATIENCE));
+                    return (Mortal { stream, end, place, crowded_out: Some(crowded_out) }, peer);
                 }
                 Err(error) => {
                     tracing::debug!(%error, "a connection for metrics couldn't be accepted");
@@ -139,18 +159,31 @@ impl axum::serve::Listener for Bounded {
     }
 }
 
-/// A connection that ends after [`LIFETIME`].
+/// A connection that ends by the clock, or when others need its place.
 struct Mortal {
     stream: TcpStream,
     end: Pin<Box<Sleep>>,
-    _place: OwnedSemaphorePermit,
+    place: Place<Stage>,
+    /// Nothing once it was.
+    crowded_out: Option<oneshot::Receiver<()>>,
 }
 
 impl Mortal {
     fn poll_end(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        match self.end.as_mut().poll(context) {
-            Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
-            Poll::Pending => Ok(()),
+        if self.end.as_mut().poll(context).is_ready() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        if self.crowded_out.as_mut().is_none_or(|notice| Pin::new(notice).poll(context).is_ready()) {
+            self.crowded_out = None;
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        Ok(())
+    }
+
+    /// The first byte of the answer shows that the request was whole.
+    fn answers(&mut self) {
+        if self.place.stage() == Some(Stage::Asking) && self.place.enter(Stage::Answering).is_ok() {
+            self.end.as_mut().reset(Instant::now() + PATIENCE);
         }
     }
 }
@@ -164,6 +197,7 @@ impl AsyncRead for Mortal {
 
 impl AsyncWrite for Mortal {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.answers();
         self.poll_end(context)?;
         Pin::new(&mut self.stream).poll_write(context, bytes)
     }

@@ -1,9 +1,10 @@
 //! The control plane: listens, shakes hands, owns sessions, answers Prometheus; starts and stops the whole.
 //!
 //! ```text
-//!   listener     accepts, bounds what is unfinished        registry      who holds what: the rules
-//!   handshake    HELLO to ACTIVATE on one connection       sessions      the rules, with time and reactors
-//!   wire         handshake frames on a tokio socket        metrics_http  /metrics, /healthz, /readyz
+//!   listener     accepts, bounds what is unfinished        sessions      who holds what, see protocol
+//!   handshake    HELLO to ACTIVATE on one connection       metrics_http  /metrics, /healthz, /readyz
+//!   wire         handshake frames on a tokio socket        places        who gives way when all are taken
+//!   standby      connections that wait to be a path
 //! ```
 //!
 //! Nothing here is on the path of a command: a connection whose handshake is over belongs to its reactor.
@@ -11,9 +12,10 @@
 mod handshake;
 mod listener;
 mod metrics_http;
+mod places;
 pub mod refusal;
-pub mod registry;
 pub mod sessions;
+mod standby;
 mod wire;
 
 use std::io;
@@ -32,24 +34,27 @@ use tokio::time::{Instant, timeout, timeout_at};
 use twinrail_fallback_tcp::Options;
 use twinrail_protocol::BootId;
 use twinrail_protocol::limits::IN_CAPSULE_RANGE;
+use twinrail_protocol::target::Limits;
 
 use self::handshake::Host;
-use self::listener::{Door, Handshakes, Throttle};
+use self::listener::{Door, Handshakes, Reasons};
 use self::metrics_http::{Observed, Readiness};
-use self::registry::Limits;
 use self::sessions::Sessions;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::reactor::mailbox::{Mailbox, Message};
 use crate::reactor::{Reactor, ReactorOptions};
-use crate::volume::{OpenError, Volume, VolumeIndex, VolumeSpec};
+use crate::throttle::Throttle;
+use crate::volume::{OpenError, Volume, VolumeIndex, VolumeSpec, check_backings};
 
 /// A second signal ends the process at once if it comes later than this after the first.
 const IMPATIENCE: Duration = Duration::from_millis(500);
-/// What a reactor gets beyond the drain's own limit to confirm it.
-const DRAIN_MARGIN: Duration = Duration::from_secs(1);
+/// What a reactor gets beyond the drain's own limit to confirm it, and to let the initiators hang up.
+const DRAIN_MARGIN: Duration = Duration::from_secs(3);
 /// Longest time that the last sync of a volume may take.
 const FINAL_SYNC_LIMIT: Duration = Duration::from_secs(60);
+/// Log lines a second of sessions that begin, and of those that end: a host may attach all its volumes at once.
+const SESSION_LINES: u64 = 20;
 /// How often it is seen whether all reactors live.
 const REACTOR_CHECK: Duration = Duration::from_secs(1);
 
@@ -71,26 +76,26 @@ pub enum ServeError {
     },
     /// An address can't be listened on.
     #[error(
-        "can't listen on {address}: {source}; give an address of this host and a port that is allowed with {option}"
+        "can't listen on {address}: {error}; give an address of this host and a port that is allowed with {option}"
     )]
     Listen {
         /// The address.
         address: SocketAddr,
         /// The option that sets it.
         option: &'static str,
-        /// Why.
-        source: io::Error,
+        /// Why. Not its source: those are printed behind it, and this would be told twice.
+        error: io::Error,
     },
     /// A data-plane thread can't be started.
     #[error(
-        "reactor {index} can't be started: {source}; a smaller `arena`, fewer `reactors` or a higher limit of locked \
+        "reactor {index} can't be started: {error}; a smaller `arena`, fewer `reactors` or a higher limit of locked \
          memory may help"
     )]
     Reactor {
         /// Which.
         index: usize,
-        /// Why.
-        source: io::Error,
+        /// Why. Not its source: those are printed behind it, and this would be told twice.
+        error: io::Error,
     },
     /// A data-plane thread ended by itself.
     #[error("reactor {index} ended; the log says why. The target stops, since half of one is worse than none")]
@@ -102,15 +107,15 @@ pub enum ServeError {
     #[error("the final sync failed for {0}: what was written last and not flushed may be lost")]
     FinalSync(String),
     /// Something of the system that always works.
-    #[error("{what}: {source}")]
+    #[error("{what}: {error}")]
     System {
         /// What failed.
         what: &'static str,
-        /// Why.
-        source: io::Error,
+        /// Why. Not its source: those are printed behind it, and this would be told twice.
+        error: io::Error,
     },
     /// The table of metrics contradicts itself.
-    #[error("metrics: {0}")]
+    #[error("the table of metrics contradicts itself")]
     Metrics(#[from] prometheus::Error),
 }
 
@@ -211,6 +216,7 @@ impl Server {
             let options = ReactorOptions {
                 cpu: cpus.get(index).copied(),
                 arena_bytes: config.arena_bytes,
+                pages: config.pages,
                 largest_block: largest_block(&config),
                 max_transfer: config.max_transfer_bytes,
                 data_window: config.data_window_bytes,
@@ -220,32 +226,35 @@ impl Server {
             };
             let (volumes, mailboxes) = (volumes.clone(), mailboxes.clone());
             let reactor = Reactor::spawn(index, options, volumes, mailboxes, events.clone(), metrics.clone());
-            reactors.push((index, reactor.map_err(|source| ServeError::Reactor { index, source })?));
+            reactors.push((index, reactor.map_err(|error| ServeError::Reactor { index, error })?));
         }
 
         let limits = Limits {
             max_sessions: config.max_sessions,
             max_queues: config.max_queues_per_session,
             max_paths: config.max_connections,
-            grace_ms: config.handshake_timeout_ms,
-            lease_ms: 0,
+            lease_ms: config.lease_ms,
+            first_path_ms: config.handshake_timeout_ms,
+            attach_wait_ms: config.stall_timeout_ms,
         };
-        let attach_wait = Duration::from_millis(config.stall_timeout_ms);
-        let sessions = Sessions::new(&volumes, mailboxes.clone(), metrics.clone(), limits, attach_wait);
+        let boot_id = boot_id().map_err(system("can't read the boot id"))?;
+        let sessions = Sessions::new(&volumes, mailboxes.clone(), metrics.clone(), boot_id, limits);
         tasks.spawn(sessions.clone().run(told));
         let door = Arc::new(Door {
             host: Host {
                 name: config.name,
-                boot_id: boot_id().map_err(system("can't read the boot id"))?,
+                boot_id,
                 allow: config.allow,
                 queue_depth: config.queue_depth,
                 patience: Duration::from_millis(config.handshake_timeout_ms),
+                probe_period_ms: config.probe_period_ms,
                 socket: Options { congestion: config.congestion, ..Options::default() },
                 sessions: sessions.clone(),
+                log: Throttle::new(SESSION_LINES),
             },
-            handshakes: Handshakes::new(config.max_handshakes, metrics.handshakes_in_progress.clone()),
+            handshakes: Handshakes::new(config.max_handshakes, Some(metrics.handshakes_in_progress.clone())),
             metrics,
-            log: Throttle::default(),
+            log: Reasons::default(),
         });
         let (mut listeners, mut addresses) = (JoinSet::new(), Vec::new());
         for address in config.listen {
@@ -332,6 +341,7 @@ impl Server {
 
 /// Opens all volumes at the same time: some may have to wait for their locks.
 async fn open_volumes(specs: Vec<VolumeSpec>, give_up: Arc<AtomicBool>) -> Result<Vec<Arc<Volume>>, OpenError> {
+    check_backings(&specs)?;
     let opening: Vec<_> = specs
         .into_iter()
         .enumerate()
@@ -404,9 +414,9 @@ fn bind(address: SocketAddr, option: &'static str) -> Result<(TcpListener, Socke
         let address = listener.local_addr()?;
         Ok((listener, address))
     };
-    listen().map_err(|source: io::Error| match source.kind() {
+    listen().map_err(|error: io::Error| match error.kind() {
         io::ErrorKind::AddrInUse => ServeError::AddressInUse { address, option },
-        _ => ServeError::Listen { address, option, source },
+        _ => ServeError::Listen { address, option, error },
     })
 }
 
@@ -460,7 +470,7 @@ fn raise_file_limit() {
 }
 
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> ServeError {
-    move |source| ServeError::System { what, source }
+    move |error| ServeError::System { what, error }
 }
 
 /// Tells systemd, if it started us.

@@ -1,41 +1,77 @@
-//! The one owner of all sessions: drives the [`Registry`]'s rules with real time, reactors and tasks.
+//! The one owner of all sessions: drives the protocol's [`Holdings`] with real time, reactors and tasks.
 //!
 //! Whatever changes who may act and whatever tells the reactors of it happens under one lock, so that no
 //! reactor is given a connection of a session after it was told of the session's end (I2).
 
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::sync::{Notify, oneshot};
-use tokio::time::timeout;
+use tokio::sync::{Notify, mpsc, oneshot};
 use twinrail_fallback_tcp::SendVectored;
+use twinrail_protocol::target::{
+    Admitted, Asking, Digest, FlushLedger, Holdings, Limits, Output, PathId, Refusal as RuleRefusal, RequestId,
+    VolumeFacts,
+};
 use twinrail_protocol::wire::{Attach, AttachMode, Control, ControlKind, Frame};
-use twinrail_protocol::{Epoch, QueueId, Secret, SessionId, Status};
+use twinrail_protocol::{BootId, QueueId, Secret, SessionId, Status};
 
+use super::SESSION_LINES;
 use super::refusal::Refusal;
-use super::registry::{Attaching, Limits, Registry};
 use crate::metrics::Metrics;
-use crate::reactor::mailbox::{Activation, Mailbox, Message};
+use crate::reactor::mailbox::{Activation, FromReactor, Mailbox, Message, ToReactor};
 use crate::reactor::{Event, Parting};
 use crate::session::Session;
+use crate::throttle::Throttle;
 use crate::volume::Volume;
+use crate::volume::spec::nearest;
+
+/// Volumes named to who asked for one that isn't there; the rest is counted.
+const MOST_NAMES: usize = 4;
 
 /// All sessions.
 #[derive(Debug)]
 pub struct Sessions {
-    registry: Mutex<Registry>,
+    state: Mutex<State>,
+    volumes: Vec<Arc<Volume>>,
     mailboxes: Arc<[Arc<Mailbox>]>,
     metrics: Arc<Metrics>,
-    /// A session has ended.
-    ended: Notify,
     /// A deadline may be nearer than before.
     deadlines: Notify,
-    /// How long an attach waits for sessions that end.
-    attach_wait: Duration,
+    lease_ms: u32,
     begun: Instant,
+    /// Lines of sessions that end.
+    log: Throttle,
+}
+
+/// The rules, and what belongs to the sessions that they are about.
+#[derive(Debug)]
+struct State {
+    holdings: Holdings,
+    /// Sessions that were told that they exist, until their end begins.
+    live: HashMap<SessionId, Arc<Session>>,
+    /// Attaches that wait for their answer.
+    asking: HashMap<RequestId, Asked>,
+    /// Number of the last request or path.
+    last: u64,
+}
+
+#[derive(Debug)]
+struct Asked {
+    initiator: String,
+    /// The volume's place.
+    volume: usize,
+    answer: oneshot::Sender<Result<Arc<Session>, Refusal>>,
+}
+
+impl State {
+    fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
 }
 
 impl Sessions {
@@ -45,34 +81,41 @@ impl Sessions {
         volumes: &[Arc<Volume>],
         mailboxes: Arc<[Arc<Mailbox>]>,
         metrics: Arc<Metrics>,
+        boot_id: BootId,
         limits: Limits,
-        attach_wait: Duration,
     ) -> Arc<Self> {
+        let facts = volumes.iter().map(|volume| VolumeFacts {
+            id: volume.id,
+            read_only: volume.read_only(),
+            write_through: volume.write_through(),
+            // There is no state file yet: what a target before this one knew is forgotten.
+            record: None,
+        });
+        let holdings = Holdings::new(facts, boot_id, limits, 0);
         Arc::new(Self {
-            registry: Mutex::new(Registry::new(volumes, limits)),
+            state: Mutex::new(State { holdings, live: HashMap::new(), asking: HashMap::new(), last: 0 }),
+            volumes: volumes.to_vec(),
             mailboxes,
             metrics,
-            ended: Notify::new(),
             deadlines: Notify::new(),
-            attach_wait,
+            lease_ms: limits.lease_ms,
             begun: Instant::now(),
+            log: Throttle::new(SESSION_LINES),
         })
     }
 
-    fn registry(&self) -> MutexGuard<'_, Registry> {
+    fn state(&self) -> MutexGuard<'_, State> {
         // A panic under the lock ends the process in a release build; in tests the state is still whole.
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now_ms(&self) -> u64 {
         u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// From now on nothing new is accepted.
-    pub fn drain(&self) {
-        self.registry().drain();
-        // Attaches that wait for the end of a session are answered.
-        self.ended.notify_waiters();
+    /// From now on nothing new is accepted. Attaches that wait are answered.
+    pub fn drain(self: &Arc<Self>) {
+        self.change(|state, _| state.holdings.drain());
     }
 
     /// Attaches a session, after ending those that are in the way if that was asked for.
@@ -80,38 +123,31 @@ impl Sessions {
     /// # Errors
     /// The [`Refusal`] to answer with.
     pub async fn attach(self: &Arc<Self>, initiator: &str, attach: &Attach<'_>) -> Result<Arc<Session>, Refusal> {
-        timeout(self.attach_wait, self.attach_when_free(initiator, attach)).await.unwrap_or_else(|_| {
-            let text = format!(
-                "an older session of volume {:?} has commands at storage that haven't ended within {} s; see that the \
-                 storage works, then try again",
-                attach.volume,
-                self.attach_wait.as_secs_f32()
-            );
-            Err(Refusal::new(Status::VOLUME_HELD, text).retry_after_ms(1000))
-        })
+        let volume = self.find(attach.volume)?;
+        let request = RequestId(self.state().number());
+        let asking = Asking::new(request, initiator, volume, attach, digest);
+        let asking = asking.map_err(|refusal| Refusal::about(&refusal, attach.volume))?;
+        let (answer, answered) = oneshot::channel();
+        // Dropped when the initiator hangs up: then it doesn't wait any more.
+        let _waiting = Waiting { sessions: self, request };
+        self.change(|state, now_ms| {
+            state.asking.insert(request, Asked { initiator: initiator.to_owned(), volume, answer });
+            self.count_failed_syncs(state, volume);
+            state.holdings.attach(asking, now_ms);
+        });
+        answered.await.unwrap_or_else(|_| Err(Refusal::new(Status::DRAINING, "this target is about to stop")))
     }
 
-    async fn attach_when_free(self: &Arc<Self>, initiator: &str, attach: &Attach<'_>) -> Result<Arc<Session>, Refusal> {
-        loop {
-            let ended = self.ended.notified();
-            tokio::pin!(ended);
-            // Before looking, so that an end in between isn't missed.
-            ended.as_mut().enable();
-            let answer = self.registry().attach(initiator, attach, self.now_ms())?;
-            match answer {
-                Attaching::Done(session) => {
-                    self.deadlines.notify_one();
-                    self.count();
-                    return Ok(session);
-                }
-                Attaching::Wait(in_the_way) => {
-                    for session in in_the_way {
-                        self.end(session, Status::PREEMPTED);
-                    }
-                }
-            }
-            ended.await;
-        }
+    /// The place of a volume.
+    fn find(&self, name: &str) -> Result<usize, Refusal> {
+        self.volumes.iter().position(|volume| volume.name == name).ok_or_else(|| {
+            let names: Vec<&str> = self.volumes.iter().map(|volume| volume.name.as_str()).collect();
+            let remedy = match nearest(name, &names) {
+                Some(near) => format!("did you mean {near:?}?"),
+                None => format!("there is {}", listed(&names)),
+            };
+            Refusal::new(Status::UNKNOWN_VOLUME, format!("there is no volume {name:?}; {remedy}"))
+        })
     }
 
     /// The reactor that serves a queue. The queues of one session are spread; the paths of one queue are
@@ -130,74 +166,37 @@ impl Sessions {
     ///
     /// # Errors
     /// The [`Refusal`] to answer with.
-    pub fn activate(
-        &self,
-        session: SessionId,
-        secret: &Secret,
-        queue: QueueId,
-        epoch: Epoch,
-    ) -> Result<Permit<'_>, Refusal> {
-        let mut registry = self.registry();
-        let session = registry.activate(session, secret, queue, epoch)?;
+    pub fn activate(&self, session: SessionId, secret: &Secret, queue: QueueId) -> Result<Permit<'_>, Refusal> {
+        let mut state = self.state();
+        let path = PathId(state.number());
+        state.holdings.join(session, &digest(secret), queue, path)?;
+        let session = state.live.get(&session).cloned().ok_or(RuleRefusal::SessionLost { session })?;
         let mailbox = &self.mailboxes[self.reactor_of(session.id, queue)];
-        Ok(Permit { session, mailbox, _registry: registry })
+        Ok(Permit { session, path, mailbox, _state: state })
     }
 
     /// A reactor refused a connection.
-    pub fn path_failed(&self, session: SessionId, queue: QueueId, epoch: Epoch) {
-        self.registry().path_failed(session, queue, epoch, self.now_ms());
-        self.deadlines.notify_one();
+    pub fn path_failed(self: &Arc<Self>, session: SessionId, path: PathId) {
+        self.change(|state, now_ms| state.holdings.path_failed(session, path, now_ms));
     }
 
-    /// Ends a session, if it isn't ending already: all reactors are told, and when all have confirmed, whoever
-    /// waits for the volume may have it.
-    pub fn end(self: &Arc<Self>, id: SessionId, status: Status) {
-        let mut registry = self.registry();
-        let Some(session) = registry.begin_end(id) else { return };
-        let confirmations: Vec<_> = self
-            .mailboxes
-            .iter()
-            .map(|mailbox| {
-                let (done, confirmed) = oneshot::channel();
-                mailbox.send(Message::EndSession { session: id, status, done });
-                confirmed
-            })
-            .collect();
-        drop(registry);
-        let this = self.clone();
-        tokio::spawn(async move {
-            let mut partings = Vec::new();
-            for confirmed in confirmations {
-                match confirmed.await {
-                    Ok(some) => partings.extend(some),
-                    // Nobody knows what it still does: the volume stays held (I2).
-                    Err(_) => return tracing::error!(session = %id, "a reactor didn't confirm the end of a session"),
-                }
-            }
-            this.registry().ended(id);
-            this.count();
-            this.ended.notify_waiters();
-            let Session { initiator, mode, volume, .. } = &*session;
-            tracing::info!(session = %id, initiator, volume = volume.name, mode = mode.name(), reason = %status, "session ended");
-            partings.iter().for_each(say_closed);
-        });
+    /// A connection doesn't stand by any more.
+    pub fn standby_lost(self: &Arc<Self>, session: SessionId, path: PathId) {
+        self.path_failed(session, path);
     }
 
     /// Acts on what reactors tell and on deadlines, for ever.
     pub async fn run(self: Arc<Self>, mut events: UnboundedReceiver<Event>) {
         loop {
-            let overdue = self.registry().overdue(self.now_ms());
-            for session in overdue {
-                self.end(session, Status::CONNECTION_LOST);
-            }
-            let deadline_ms = self.registry().next_deadline_ms();
+            self.change(|state, now_ms| state.holdings.tick(now_ms));
+            let deadline_ms = self.state().holdings.deadline_ms();
             let rest = Duration::from_millis(deadline_ms.map_or(3_600_000, |at| at.saturating_sub(self.now_ms())));
             tokio::select! {
                 event = events.recv() => match event {
-                    Some(Event::PathLost { session, queue, epoch, .. }) => {
-                        self.registry().path_lost(session, queue, epoch, self.now_ms());
+                    Some(Event::PathLost { session, path, .. }) => {
+                        self.change(|state, now_ms| state.holdings.path_lost(session, path, now_ms));
                     }
-                    Some(Event::CloseAsked { session }) => self.end(session, Status::CLOSED),
+                    Some(Event::CloseAsked { session }) => self.change(|state, _| state.holdings.close(session)),
                     // All reactors have ended.
                     None => return,
                 },
@@ -207,35 +206,171 @@ impl Sessions {
         }
     }
 
-    /// Sets the gauges.
-    fn count(&self) {
-        let registry = self.registry();
+    // ---- the rules: something happens, and what they ask for is done
+
+    fn change(self: &Arc<Self>, happens: impl FnOnce(&mut State, u64)) {
+        let mut state = self.state();
+        let before = state.holdings.deadline_ms();
+        happens(&mut state, self.now_ms());
+        while let Some(output) = state.holdings.poll() {
+            match output {
+                // There is no state file yet: this process's memory is all that a record is kept in.
+                Output::Store { volume, record } => state.holdings.stored(volume, record.version, self.now_ms()),
+                Output::End { session, status } => self.end(&mut state, session, status),
+                Output::Answer { request, answer } => self.answer(&mut state, request, answer),
+            }
+        }
         for mode in [AttachMode::EXCLUSIVE, AttachMode::SHARED, AttachMode::READ_ONLY] {
-            self.metrics.sessions(mode.name()).set(registry.count(mode) as i64);
+            self.metrics.sessions(mode.name()).set(state.holdings.count(mode) as i64);
+        }
+        if state.holdings.deadline_ms() != before {
+            self.deadlines.notify_one();
+        }
+    }
+
+    fn answer(&self, state: &mut State, request: RequestId, answer: Result<Admitted, RuleRefusal>) {
+        let Some(Asked { initiator, volume, answer: to }) = state.asking.remove(&request) else { return };
+        let Some(volume) = self.volumes.get(volume) else { return };
+        let answer = match answer {
+            Ok(admitted) => {
+                let session = || {
+                    Arc::new(Session {
+                        id: admitted.session,
+                        initiator,
+                        mode: admitted.mode,
+                        ledger: FlushLedger::inheriting(admitted.inherited, volume.failed_syncs()),
+                        volume: volume.clone(),
+                        generation: admitted.generation,
+                        synced_boot_id: admitted.synced_boot_id,
+                        queues: admitted.queues,
+                        lease_ms: self.lease_ms,
+                    })
+                };
+                Ok(state.live.entry(admitted.session).or_insert_with(session).clone())
+            }
+            Err(refusal) => Err(Refusal::about(&refusal, &volume.name)),
+        };
+        // Who has hung up by now finds the session when it asks again.
+        let _ = to.send(answer);
+    }
+
+    /// Has all reactors end a session; when all have confirmed, whoever waits for the volume may have it.
+    fn end(self: &Arc<Self>, state: &mut State, id: SessionId, status: Status) {
+        let session = state.live.remove(&id);
+        let confirmations: Vec<_> = self
+            .mailboxes
+            .iter()
+            .map(|mailbox| {
+                let (done, confirmed) = oneshot::channel();
+                mailbox.send(Message::EndSession { session: id, status, done });
+                confirmed
+            })
+            .collect();
+        let this = self.clone();
+        tokio::spawn(async move {
+            let mut partings = Vec::new();
+            for confirmed in confirmations {
+                match confirmed.await {
+                    Ok(some) => partings.extend(some),
+                    // All reactors end, and with them all sessions.
+                    Err(_) if this.state().holdings.is_draining() => return,
+                    // Nobody knows what it still does: the volume stays held (I2).
+                    Err(_) => return tracing::error!(session = %id, "a reactor didn't confirm the end of a session"),
+                }
+            }
+            let flushed = session.as_ref().and_then(|session| session.ledger.flushed());
+            this.change(|state, now_ms| {
+                if let Some(session) = &session {
+                    this.count_failed_syncs(state, session.volume.index.0);
+                }
+                state.holdings.ended(id, flushed, now_ms);
+            });
+            if let (Some(session), Some(unsaid)) = (&session, this.log.admit()) {
+                let Session { initiator, mode, volume, .. } = &**session;
+                let (volume, mode) = (&volume.name, mode.name());
+                tracing::info!(session = %id, initiator, volume, mode, reason = %status, unsaid, "session ended");
+            }
+            partings.iter().for_each(say_closed);
+        });
+    }
+
+    /// What the keepers have counted goes into the record.
+    fn count_failed_syncs(&self, state: &mut State, place: usize) {
+        if let Some(volume) = self.volumes.get(place) {
+            // Answers that depend on it are given by the reactors and don't wait for it: nothing outlives this
+            // process yet.
+            let _version = state.holdings.sync_failed(place, volume.failed_syncs());
         }
     }
 }
 
+/// An attach that waits for its answer.
+struct Waiting<'a> {
+    sessions: &'a Arc<Sessions>,
+    request: RequestId,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.sessions.change(|state, _| {
+            if state.asking.remove(&self.request).is_some() {
+                state.holdings.withdraw(self.request);
+            }
+        });
+    }
+}
+
 /// Leave to give a connection to a reactor. Nobody can end the session meanwhile.
-#[must_use = "the registry counts the path as coming"]
+#[must_use = "the rules count the path as coming"]
 #[derive(Debug)]
 pub struct Permit<'a> {
     session: Arc<Session>,
+    path: PathId,
     mailbox: &'a Mailbox,
-    _registry: MutexGuard<'a, Registry>,
+    _state: MutexGuard<'a, State>,
 }
 
-impl Permit<'_> {
+impl<'a> Permit<'a> {
     /// The session.
     #[must_use]
     pub fn session(&self) -> &Arc<Session> {
         &self.session
     }
 
+    /// The path that the connection is to become.
+    #[must_use]
+    pub fn path(&self) -> PathId {
+        self.path
+    }
+
+    /// Makes the connection one that stands by; `tell` hears of its queue. Gives the way to the queue's reactor.
+    #[must_use]
+    pub fn stand_by(self, queue: QueueId, tell: mpsc::Sender<FromReactor>) -> &'a Mailbox {
+        let (session, path, what) = (self.session.id, self.path, ToReactor::Stands { tell });
+        self.mailbox.send(Message::Standby { session, queue, path, what });
+        self.mailbox
+    }
+
     /// Gives the connection to the reactor.
     pub fn send(self, activation: Activation) {
         self.mailbox.send(Message::Activate(Box::new(activation)));
     }
+}
+
+/// What the rules know of a secret. The state file will hold a hash; as long as a record is only kept in this
+/// process, the secret does as well.
+fn digest(secret: &Secret) -> Digest {
+    let mut bytes = [0; 32];
+    bytes[..16].copy_from_slice(&secret.0);
+    Digest(bytes)
+}
+
+/// The first few of a list of names, and how many more there are.
+fn listed(names: &[&str]) -> String {
+    let shown: Vec<String> = names.iter().take(MOST_NAMES).map(|name| format!("{name:?}")).collect();
+    let more = names.len() - shown.len();
+    let shown = shown.join(", ");
+    if more == 0 { shown } else { format!("{shown} and {more} more") }
 }
 
 /// Answers a CLOSE: nothing of the session acts any more. The frame goes out if the socket takes it at
@@ -257,13 +392,24 @@ mod tests {
     use twinrail_protocol::VolumeId;
     use twinrail_protocol::wire::AttachFlags;
 
+    const LIMITS: Limits = Limits {
+        max_sessions: 8,
+        max_queues: 4,
+        max_paths: 16,
+        lease_ms: 0,
+        first_path_ms: 60_000,
+        attach_wait_ms: 60_000,
+    };
+
     /// Sessions on two reactors, which the tests play.
-    fn sessions(attach_wait: Duration) -> Arc<Sessions> {
-        let spec = VolumeSpec::parse("disk0=memory,size=1M").unwrap();
-        let volume = Arc::new(Volume::open(VolumeIndex(0), &spec, &|| false).unwrap());
+    fn sessions(limits: Limits) -> Arc<Sessions> {
+        let volume = |(index, spec)| {
+            Arc::new(Volume::open(VolumeIndex(index), &VolumeSpec::parse(spec).unwrap(), &|| false).unwrap())
+        };
+        let volumes: Vec<_> =
+            ["disk0=memory,size=1M", "disk1=memory,size=1M"].into_iter().enumerate().map(volume).collect();
         let mailboxes = Arc::from(vec![Mailbox::new().unwrap(), Mailbox::new().unwrap()]);
-        let limits = Limits { max_sessions: 8, max_queues: 4, max_paths: 16, grace_ms: 60_000, lease_ms: 0 };
-        Sessions::new(&[volume], mailboxes, Metrics::new().unwrap(), limits, attach_wait)
+        Sessions::new(&volumes, mailboxes, Metrics::new().unwrap(), BootId([1; 16]), limits)
     }
 
     fn request(n: u8, flags: AttachFlags) -> Attach<'static> {
@@ -282,11 +428,18 @@ mod tests {
 
     fn attach(
         sessions: &Arc<Sessions>,
-        n: u8,
-        flags: AttachFlags,
+        attach: Attach<'static>,
     ) -> tokio::task::JoinHandle<Result<Arc<Session>, Refusal>> {
         let sessions = sessions.clone();
-        tokio::spawn(async move { sessions.attach("host", &request(n, flags)).await })
+        tokio::spawn(async move { sessions.attach("host", &attach).await })
+    }
+
+    fn plain(n: u8) -> Attach<'static> {
+        request(n, AttachFlags::default())
+    }
+
+    fn preempt(n: u8) -> Attach<'static> {
+        request(n, AttachFlags::PREEMPT)
     }
 
     /// What a reactor is asked to confirm.
@@ -309,9 +462,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_preempt_is_answered_when_every_reactor_has_confirmed() {
-        let sessions = sessions(Duration::from_secs(60));
-        attach(&sessions, 1, AttachFlags::default()).await.unwrap().unwrap();
-        let taker = attach(&sessions, 2, AttachFlags::PREEMPT);
+        let sessions = sessions(LIMITS);
+        attach(&sessions, plain(1)).await.unwrap().unwrap();
+        let taker = attach(&sessions, preempt(2));
         let (status, first) = end_asked(&sessions, 0).await;
         assert_eq!(status, Status::PREEMPTED);
         let (_, second) = end_asked(&sessions, 1).await;
@@ -319,74 +472,138 @@ mod tests {
         settle().await;
         assert!(!taker.is_finished(), "reactor 1 may still write");
         // Nobody else gets in before.
-        let third = attach(&sessions, 3, AttachFlags::default());
-        settle().await;
-        assert!(!third.is_finished());
+        let third = attach(&sessions, plain(3)).await.unwrap().unwrap_err();
+        assert_eq!(third.status, Status::VOLUME_HELD);
         second.send(Vec::new()).unwrap();
-        let taken = [taker.await.unwrap(), third.await.unwrap()];
-        assert_eq!(taken.iter().filter(|t| t.is_ok()).count(), 1);
-        assert!(taken.iter().any(|t| t.as_ref().is_err_and(|r| r.status == Status::VOLUME_HELD)));
+        taker.await.unwrap().unwrap();
     }
 
     #[tokio::test]
     async fn an_attach_does_not_wait_for_ever_for_commands_that_hang() {
-        let sessions = sessions(Duration::from_millis(20));
-        attach(&sessions, 1, AttachFlags::default()).await.unwrap().unwrap();
-        let refusal = attach(&sessions, 2, AttachFlags::PREEMPT).await.unwrap().unwrap_err();
+        let sessions = sessions(Limits { attach_wait_ms: 20, ..LIMITS });
+        let (_events, told) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(sessions.clone().run(told));
+        attach(&sessions, plain(1)).await.unwrap().unwrap();
+        let refusal = attach(&sessions, preempt(2)).await.unwrap().unwrap_err();
         assert_eq!((refusal.status, refusal.retry_after_ms), (Status::VOLUME_HELD, 1000));
-        assert!(refusal.text.contains("haven't ended within 0.02 s"), "{refusal}");
+        assert!(refusal.text.contains("volume \"disk0\" has commands at storage that haven't ended within 0.02 s"));
         // When they end at last, the volume is free.
         let (_, first) = end_asked(&sessions, 0).await;
         let (_, second) = end_asked(&sessions, 1).await;
         first.send(Vec::new()).unwrap();
         second.send(Vec::new()).unwrap();
         settle().await;
-        attach(&sessions, 2, AttachFlags::default()).await.unwrap().unwrap();
+        attach(&sessions, plain(3)).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn whoever_hangs_up_while_waiting_holds_nothing() {
+        let sessions = sessions(LIMITS);
+        attach(&sessions, plain(1)).await.unwrap().unwrap();
+        let taker = attach(&sessions, preempt(2));
+        let (_, first) = end_asked(&sessions, 0).await;
+        let (_, second) = end_asked(&sessions, 1).await;
+        taker.abort();
+        assert!(taker.await.unwrap_err().is_cancelled());
+        let next = attach(&sessions, plain(3));
+        first.send(Vec::new()).unwrap();
+        second.send(Vec::new()).unwrap();
+        next.await.unwrap().unwrap();
     }
 
     #[tokio::test]
     async fn a_reactor_that_dies_without_confirming_leaves_the_volume_held() {
-        let sessions = sessions(Duration::from_millis(20));
-        attach(&sessions, 1, AttachFlags::default()).await.unwrap().unwrap();
-        sessions.end(SessionId([1; 16]), Status::CLOSED);
+        let sessions = sessions(Limits { attach_wait_ms: 20, ..LIMITS });
+        let (events, told) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(sessions.clone().run(told));
+        attach(&sessions, plain(1)).await.unwrap().unwrap();
+        events.send(Event::CloseAsked { session: SessionId([1; 16]) }).unwrap();
         drop(end_asked(&sessions, 0).await);
         let (_, second) = end_asked(&sessions, 1).await;
         second.send(Vec::new()).unwrap();
-        let refusal = attach(&sessions, 2, AttachFlags::PREEMPT).await.unwrap().unwrap_err();
+        let refusal = attach(&sessions, preempt(2)).await.unwrap().unwrap_err();
         assert_eq!(refusal.status, Status::VOLUME_HELD);
     }
 
     #[tokio::test]
     async fn a_drain_answers_those_who_wait() {
-        let sessions = sessions(Duration::from_secs(60));
-        attach(&sessions, 1, AttachFlags::default()).await.unwrap().unwrap();
-        let taker = attach(&sessions, 2, AttachFlags::PREEMPT);
+        let sessions = sessions(LIMITS);
+        attach(&sessions, plain(1)).await.unwrap().unwrap();
+        let taker = attach(&sessions, preempt(2));
         let _asked = end_asked(&sessions, 0).await;
         sessions.drain();
         assert_eq!(taker.await.unwrap().unwrap_err().status, Status::DRAINING);
     }
 
     #[tokio::test]
-    async fn a_session_ends_when_its_last_path_is_lost_or_it_asks_to() {
-        let sessions = sessions(Duration::from_secs(60));
+    async fn a_session_ends_when_its_lease_is_over_or_it_asks_to() {
+        let sessions = sessions(LIMITS);
         let (events, told) = tokio::sync::mpsc::unbounded_channel();
         tokio::spawn(sessions.clone().run(told));
         let [lost, closing] = [1, 2].map(|n| SessionId([n; 16]));
-        let readers = |n| Attach { mode: AttachMode::READ_ONLY, ..request(n, AttachFlags::default()) };
+        let readers = |n| Attach { mode: AttachMode::READ_ONLY, ..plain(n) };
         for n in [1, 2] {
             sessions.attach("host", &readers(n)).await.unwrap();
         }
-        let (queue, epoch) = (QueueId(0), Epoch(1));
-        drop(sessions.activate(lost, &Secret([1; 16]), queue, epoch).unwrap());
-        events.send(Event::PathLost { session: lost, queue, epoch, status: Status::TIMEOUT }).unwrap();
+        let path = sessions.activate(lost, &Secret([1; 16]), QueueId(0)).unwrap().path();
+        events.send(Event::PathLost { session: lost, path, status: Status::TIMEOUT }).unwrap();
         assert_eq!(end_asked(&sessions, 0).await.0, Status::CONNECTION_LOST);
         events.send(Event::CloseAsked { session: closing }).unwrap();
         assert_eq!(end_asked(&sessions, 0).await.0, Status::CLOSED);
     }
 
+    #[tokio::test]
+    async fn a_session_outlives_its_last_path_by_its_lease() {
+        let sessions = sessions(Limits { lease_ms: 60_000, ..LIMITS });
+        let (events, told) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(sessions.clone().run(told));
+        let attached = sessions.attach("host", &plain(1)).await.unwrap();
+        assert_eq!(attached.attached().lease_ms, 60_000);
+        let (session, secret) = (SessionId([1; 16]), Secret([1; 16]));
+        let path = sessions.activate(session, &secret, QueueId(0)).unwrap().path();
+        events.send(Event::PathLost { session, path, status: Status::TIMEOUT }).unwrap();
+        while sessions.state().holdings.deadline_ms().is_none() {
+            yield_now().await;
+        }
+        settle().await;
+        assert!(sessions.mailboxes[0].take().is_none(), "it was ended");
+        let again = sessions.activate(session, &secret, QueueId(0)).unwrap();
+        assert!(Arc::ptr_eq(again.session(), &attached));
+    }
+
+    #[tokio::test]
+    async fn a_taken_over_session_gets_a_ledger_of_its_own_and_its_old_secret_opens_nothing() {
+        let sessions = sessions(LIMITS);
+        let old = attach(&sessions, plain(1)).await.unwrap().unwrap();
+        let takeover = Attach { next_secret: Secret([9; 16]), ..request(1, AttachFlags::TAKEOVER) };
+        let successor = attach(&sessions, takeover);
+        for reactor in [0, 1] {
+            let (status, done) = end_asked(&sessions, reactor).await;
+            assert_eq!(status, Status::TAKEN_OVER);
+            done.send(Vec::new()).unwrap();
+        }
+        let new = successor.await.unwrap().unwrap();
+        assert!(!Arc::ptr_eq(&old, &new));
+        assert!(!new.ledger.flush_begins().is_clean(), "it has its predecessor's unflushed writes");
+        let refused = |secret: u8| sessions.activate(new.id, &Secret([secret; 16]), QueueId(0)).err();
+        assert_eq!(refused(1).unwrap().status, Status::PREEMPTED);
+        assert_eq!(refused(9), None);
+    }
+
+    #[tokio::test]
+    async fn a_volume_that_does_not_exist_is_refused_with_those_that_do() {
+        let sessions = sessions(LIMITS);
+        let text = |volume| {
+            let sessions = sessions.clone();
+            async move { sessions.attach("h", &Attach { volume, ..plain(1) }).await.unwrap_err().text }
+        };
+        assert_eq!(text("disk9").await, "there is no volume \"disk9\"; did you mean \"disk0\"?");
+        assert_eq!(text("backup").await, "there is no volume \"backup\"; there is \"disk0\", \"disk1\"");
+    }
+
     #[test]
     fn the_queues_of_a_session_are_spread_over_the_reactors() {
-        let sessions = sessions(Duration::ZERO);
+        let sessions = sessions(LIMITS);
         let session = SessionId([7; 16]);
         let [first, second] = [0, 1].map(|queue| sessions.reactor_of(session, QueueId(queue)));
         assert_ne!(first, second);

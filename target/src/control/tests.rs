@@ -7,7 +7,8 @@ use std::time::Instant;
 use tokio::runtime::Runtime;
 use twinrail_protocol::limits::{HEADER_LEN, MAX_HANDSHAKE_PAYLOAD};
 use twinrail_protocol::wire::{
-    Activate, Activated, Attach, AttachFlags, AttachMode, Control, ControlKind, Frame, Handshake, Hello, Payload, Rail,
+    Activate, Activated, Attach, AttachFlags, AttachMode, Command, Control, ControlKind, Frame, Handshake, Hello,
+    Payload, Rail,
 };
 use twinrail_protocol::{Epoch, Instance, QueueId, Secret, SessionId, Status, VolumeId, crc32c};
 
@@ -84,10 +85,12 @@ fn config(settings: Settings, volumes: &[&str]) -> Config {
     let settings = Settings {
         listen: vec!["127.0.0.1:0".into()],
         metrics: settings.metrics.or(Some("127.0.0.1:0".into())),
-        reactors: Some(2),
+        reactors: settings.reactors.or(Some(2)),
         pin: Some(false),
         arena: Some(crate::config::Size(8 << 20)),
         allow_fault_injection: Some(true),
+        // Most tests see sessions end.
+        lease_ms: settings.lease_ms.or(Some(0)),
         ..settings
     };
     let volumes: Vec<String> = volumes.iter().map(|&v| v.to_owned()).collect();
@@ -163,7 +166,7 @@ impl Peer {
         let (kind, payload, bytes) = self.answer();
         match Handshake::decode(kind, payload, &bytes).unwrap() {
             Handshake::Attached(attached) => {
-                assert_eq!((attached.size, attached.lease_ms), (1 << 20, 0));
+                assert_eq!(attached.size, 1 << 20);
                 Ok(attached.generation)
             }
             Handshake::Refused(r) => Err(Refused { status: r.status, text: r.text.to_owned() }),
@@ -172,7 +175,7 @@ impl Peer {
     }
 
     fn activate(&mut self, n: u8, queue: u16) -> Result<(), Refused> {
-        self.activate_as(Activate::new(id(n), secret(n), QueueId(queue), Rail::TCP, Epoch(1)))
+        self.activate_as(activation(n, n, queue))
     }
 
     fn activate_as(&mut self, activate: Activate<'_>) -> Result<(), Refused> {
@@ -196,6 +199,20 @@ fn id(n: u8) -> SessionId {
 
 fn secret(n: u8) -> Secret {
     Secret([n; 16])
+}
+
+/// Asks for a new slot table for a queue of session `n`, showing the secret of session `s`.
+fn activation(n: u8, s: u8, queue: u16) -> Activate<'static> {
+    let mut activate = Activate::new(id(n), secret(s), QueueId(queue), Rail::TCP, Epoch(1));
+    activate.depth = 128;
+    activate
+}
+
+/// One for queue 0 of session 1 that isn't quite like that.
+fn changed(change: impl FnOnce(&mut Activate<'static>)) -> Activate<'static> {
+    let mut activate = activation(1, 1, 0);
+    change(&mut activate);
+    activate
 }
 
 fn attach(n: u8) -> Attach<'static> {
@@ -235,12 +252,37 @@ fn a_session_attaches_activates_its_queues_and_ends_with_its_last_path() {
 }
 
 #[test]
+fn a_session_outlives_its_last_path_and_its_queue_keeps_its_slot_table() {
+    let settings = Settings { lease_ms: Some(3_600_000), ..Settings::default() };
+    let target = Target::start(settings, &["disk0=memory,size=1M"]);
+    let activated = |peer: &mut Peer, activate: Activate<'_>| {
+        peer.frame(&Handshake::Activate(activate));
+        let (kind, payload, bytes) = peer.answer();
+        match Handshake::decode(kind, payload, &bytes).unwrap() {
+            Handshake::Activated(activated) => Ok(activated.instance),
+            Handshake::Refused(refused) => Err(refused.status),
+            other => panic!("{other:?}"),
+        }
+    };
+    let mut first = target.greet();
+    first.attach(&attach(1)).unwrap();
+    let instance = activated(&mut first, activation(1, 1, 0)).unwrap();
+    drop(first);
+    target.await_metric("twinrail_target_paths{rail=\"tcp\"}", 0.0);
+    assert_eq!(target.greet().attach(&attach(2)).unwrap_err().status, Status::VOLUME_HELD);
+    let next = |epoch, instance| changed(|a| (a.epoch, a.instance) = (Epoch(epoch), instance));
+    assert_eq!(activated(&mut target.greet(), next(1, instance)), Err(Status::STALE_EPOCH));
+    assert_eq!(activated(&mut target.greet(), next(2, Instance(!instance.0))), Err(Status::SESSION_LOST));
+    assert_eq!(activated(&mut target.greet(), next(2, instance)), Ok(instance));
+    target.stop().unwrap();
+}
+
+#[test]
 fn in_capsule_buffers_are_whole_pages_whatever_is_asked_for() {
     let target = Target::plain();
     let mut peer = target.greet();
     peer.attach(&attach(1)).unwrap();
-    let mut activate = Activate::new(id(1), secret(1), QueueId(0), Rail::TCP, Epoch(1));
-    activate.in_capsule = 5000;
+    let activate = changed(|a| a.in_capsule = 5000);
     peer.frame(&Handshake::Activate(activate));
     let (kind, payload, bytes) = peer.answer();
     let Ok(Handshake::Activated(activated)) = Handshake::decode(kind, payload, &bytes) else { panic!("refused") };
@@ -340,12 +382,11 @@ fn each_bad_handshake_is_refused_by_name() {
     let refused = peer.attach(&attach(2)).unwrap_err();
     assert_eq!(refused.status, Status::UNEXPECTED_FRAME, "a second ATTACH on one connection");
 
-    let wrong = Activate::new(id(1), secret(2), QueueId(0), Rail::TCP, Epoch(1));
+    let wrong = activation(1, 2, 0);
     assert_eq!(target.greet().activate_as(wrong).unwrap_err().status, Status::BAD_SECRET);
-    let rdma = Activate::new(id(1), secret(1), QueueId(0), Rail::RDMA, Epoch(1));
+    let rdma = changed(|a| a.rail = Rail::RDMA);
     assert_eq!(target.greet().activate_as(rdma).unwrap_err().status, Status::BAD_PARAMETER);
-    let mut stale = Activate::new(id(1), secret(1), QueueId(0), Rail::TCP, Epoch(1));
-    stale.instance = Instance(5);
+    let stale = changed(|a| a.instance = Instance(5));
     let refused = target.greet().activate_as(stale).unwrap_err();
     assert_eq!(refused.status, Status::SESSION_LOST, "a slot table that the reactor doesn't have");
     assert!(refused.text.contains("attach again"), "{}", refused.text);
@@ -354,6 +395,130 @@ fn each_bad_handshake_is_refused_by_name() {
     for reason in ["unsupported_version", "not_allowed", "unknown_volume", "bad_secret", "session_lost"] {
         assert_eq!(target.metric(&format!("twinrail_target_refusals_total{{reason=\"{reason}\"}}")), 1.0, "{reason}");
     }
+    target.stop().unwrap();
+}
+
+#[test]
+fn an_activation_that_asks_for_what_the_specification_excludes_is_refused() {
+    let target = Target::plain();
+    let mut peer = target.greet();
+    peer.attach(&attach(1)).unwrap();
+    let report = Frame::Command(Command::default()).encode();
+    let cases = [
+        (changed(|a| a.depth = 0), "at least one slot"),
+        (changed(|a| a.in_capsule = 4095), "ask for 4096 or more"),
+        (changed(|a| a.in_capsule = 0), "ask for 4096 or more"),
+        (changed(|a| a.epoch = Epoch(0)), "epochs count from 1"),
+        (activation(1, 1, 0).with_report(&report), "nothing can be in flight"),
+    ];
+    for (activate, text) in cases {
+        let refused = target.greet().activate_as(activate).unwrap_err();
+        assert_eq!(refused.status, Status::BAD_PARAMETER, "{text}");
+        assert!(refused.text.contains(text), "{}", refused.text);
+    }
+    // None of them has spent anything.
+    peer.activate(1, 0).unwrap();
+    target.stop().unwrap();
+}
+
+#[test]
+fn an_activation_that_the_arena_has_no_room_for_does_not_spend_its_epoch() {
+    let target = Target::start(Settings { reactors: Some(1), ..Settings::default() }, &["disk0=memory,size=1M"]);
+    let reader = |n| Attach { mode: AttachMode::READ_ONLY, queues: 1, ..attach(n) };
+    let mut served = Vec::new();
+    let refused = (1..).find_map(|n| {
+        let mut peer = target.greet();
+        peer.attach(&reader(n)).unwrap();
+        match peer.activate(n, 0) {
+            Ok(()) => served.push(peer),
+            Err(refused) => return Some((n, refused)),
+        }
+        None
+    });
+    let (n, refused) = refused.unwrap();
+    assert_eq!(refused.status, Status::LIMIT_REACHED);
+    assert!(refused.text.contains("raise `arena`"), "{}", refused.text);
+    let mut last = served.pop().unwrap();
+    last.send(&Frame::Control(Control::new(ControlKind::Close, Epoch(1), 1)).encode());
+    let Frame::Control(closed) = last.header() else { panic!("no control frame") };
+    assert_eq!(closed.kind, ControlKind::Closed);
+    target.await_metric("twinrail_target_paths{rail=\"tcp\"}", served.len() as f64);
+    // The memory comes back a moment after its path has gone.
+    let begun = Instant::now();
+    while let Err(refused) = target.greet().activate(n, 0) {
+        assert_eq!(refused.status, Status::LIMIT_REACHED, "{}", refused.text);
+        assert!(begun.elapsed() < LIMIT, "{}", refused.text);
+    }
+    target.stop().unwrap();
+}
+
+#[test]
+fn control_frames_of_an_older_epoch_are_dropped_and_counted() {
+    let target = Target::plain();
+    let mut peer = target.greet();
+    peer.attach(&attach(1)).unwrap();
+    peer.activate(1, 0).unwrap();
+    let probe = |epoch, token| Control::new(ControlKind::Probe, Epoch(epoch), token);
+    for control in [
+        probe(0, 1),
+        Control::new(ControlKind::Disconnect, Epoch(0), 0),
+        // An answer to nothing, which would end the connection.
+        Control::new(ControlKind::ProbeReply, Epoch(0), 9),
+        probe(1, 2),
+    ] {
+        peer.send(&Frame::Control(control).encode());
+    }
+    let Frame::Control(answer) = peer.header() else { panic!("no control frame") };
+    assert_eq!((answer.kind, answer.token), (ControlKind::ProbeReply, 2), "the first probe is of an older path");
+    target.await_metric("twinrail_target_stale_frames_total{rail=\"tcp\"}", 3.0);
+    // One that doesn't exist yet breaks the rules.
+    peer.send(&Frame::Control(probe(2, 3)).encode());
+    let Frame::Control(end) = peer.header() else { panic!("no control frame") };
+    assert_eq!((end.kind, end.status), (ControlKind::Disconnect, Status::UNEXPECTED_FRAME));
+    target.stop().unwrap();
+}
+
+#[test]
+fn the_reason_of_an_end_is_not_lost_to_what_was_sent_behind_the_offence() {
+    let target = Target::plain();
+    let mut peer = target.greet();
+    peer.attach(&attach(1)).unwrap();
+    peer.activate(1, 0).unwrap();
+    // No frame, then more than the target reads before it sees that.
+    peer.send(&vec![1; 1 << 20]);
+    let Frame::Control(end) = peer.header() else { panic!("no control frame") };
+    assert_eq!((end.kind, end.status), (ControlKind::Disconnect, Status::HEADER_CRC));
+    let mut text = vec![0; end.payload.length as usize];
+    peer.stream.read_exact(&mut text).unwrap();
+    assert_eq!(text, b"a header doesn't match its CRC32C");
+    assert_eq!(peer.stream.read(&mut [0]).unwrap(), 0, "it ends in order, without a reset");
+    // Nor does the target wait for an initiator that never hangs up.
+    let begun = Instant::now();
+    while peer.stream.write_all(&[1; 512]).is_ok() {
+        assert!(begun.elapsed() < LIMIT);
+    }
+    target.stop().unwrap();
+}
+
+#[test]
+fn half_open_requests_do_not_keep_metrics_from_others() {
+    let target = Target::plain();
+    let dial = || {
+        let mut stream = TcpStream::connect(target.server.metrics_address().unwrap()).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: ").unwrap();
+        stream
+    };
+    let begun = Instant::now();
+    let mut half_open: Vec<TcpStream> = (0..200).map(|_| dial()).collect();
+    assert_eq!(target.get("/healthz"), (200, "ok\n".into()));
+    assert!(target.get("/metrics").1.contains("twinrail_target_ready 1"));
+    assert!(begun.elapsed() < metrics_http::PATIENCE, "they were waited for");
+    // And those that have a place lose it by the clock.
+    for stream in &mut half_open {
+        assert!(matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)));
+    }
+    assert!(begun.elapsed() < 3 * metrics_http::PATIENCE);
     target.stop().unwrap();
 }
 

@@ -138,8 +138,13 @@ impl Connection {
     pub(super) async fn send(&mut self, frame: &Handshake<'_>) -> Result<(), Failure> {
         let mut out = [0; ANSWER_LEN];
         let length = frame.encode(&mut out).ok_or_else(|| io::Error::other("an answer is too long"))?;
+        self.send_bytes(&out[..length]).await
+    }
+
+    /// Sends encoded frames.
+    pub(super) async fn send_bytes(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let patience = self.patience;
-        match timeout(patience, self.stream.write_all(&out[..length])).await {
+        match timeout(patience, self.stream.write_all(bytes)).await {
             Ok(sent) => Ok(sent?),
             Err(_) => Err(Failure::Timeout(patience)),
         }

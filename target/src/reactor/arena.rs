@@ -9,7 +9,7 @@ use std::io;
 
 use twinrail_protocol::buddy::Buddy;
 
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, Pages};
 
 /// The smallest block in bytes: a page, so that every block suits O_DIRECT.
 const UNIT: usize = 4096;
@@ -59,16 +59,11 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// Maps `bytes`, rounded up to whole blocks of `largest`; with huge pages if there are any.
-    pub(super) fn map(bytes: usize, largest: usize) -> io::Result<Self> {
+    /// Maps `bytes`, rounded up to whole blocks of `largest`, on pages of this kind.
+    pub(super) fn map(bytes: usize, largest: usize, pages: Pages) -> io::Result<Self> {
         let length = bytes.max(1).next_multiple_of(largest.next_power_of_two());
-        let mapping = Mapping::new(length)?;
+        let mapping = Mapping::new(length, pages)?;
         Ok(Self { buddy: Buddy::new(mapping.length(), UNIT, largest), mapping })
-    }
-
-    /// Whether the mapping has huge pages of its own (not those that the kernel may make of small ones).
-    pub(super) fn huge(&self) -> bool {
-        self.mapping.huge()
     }
 
     /// Bytes in all.
@@ -142,7 +137,7 @@ mod tests {
 
     #[test]
     fn blocks_are_whole_pages_and_come_back() {
-        let mut arena = Arena::map(4 << 20, 1 << 20).unwrap();
+        let mut arena = Arena::map(4 << 20, 1 << 20, Pages::Plain).unwrap();
         let all = arena.free_bytes();
         let block = arena.take(5000).unwrap();
         assert_eq!(block.size(), 8192);
@@ -157,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_piece_that_points_outside_is_cut() {
-        let arena = Arena::map(2 << 20, 1 << 20).unwrap();
+        let arena = Arena::map(2 << 20, 1 << 20, Pages::Plain).unwrap();
         assert_eq!(arena.bytes(Piece { offset: usize::MAX, length: 9 }).len(), 0);
     }
 }

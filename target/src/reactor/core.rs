@@ -5,15 +5,32 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::mpsc::UnboundedSender;
+use twinrail_fallback_tcp::Socket;
 use twinrail_protocol::{Sequence, Slot};
 
 use super::arena::{Arena, Block};
 use super::exclusion::Holds;
+use super::farewell::Farewells;
 use super::mailbox::{Exclusion, Mailbox, Message};
 use super::ring::Ring;
+use super::standbys::Standbys;
 use super::{Event, ReactorOptions};
 use crate::metrics::{ReactorMetrics, VolumeMetrics};
+use crate::throttle::Throttle;
 use crate::volume::VolumeIndex;
+
+/// Log lines a second of paths that end in one way.
+const PATH_LINES: u64 = 20;
+
+/// Lines of paths that end, by who ended them: initiators that come and go, or break rules, cause as many as they
+/// like.
+pub(super) struct PathLog {
+    pub(super) violations: Throttle,
+    pub(super) ours: Throttle,
+    pub(super) lost: Throttle,
+    /// Of paths that took the place of one that was lost.
+    pub(super) switches: Throttle,
+}
 
 /// The common part of a reactor.
 pub(super) struct Core {
@@ -25,12 +42,15 @@ pub(super) struct Core {
     pub(super) mailboxes: Arc<[Arc<Mailbox>]>,
     pub(super) events: UnboundedSender<Event>,
     pub(super) metrics: ReactorMetrics,
+    pub(super) path_log: PathLog,
     volume_metrics: Box<[VolumeMetrics]>,
     pub(super) holds: Holds,
     /// Lanes that wait for memory, each once, in the order in which they began to.
     pub(super) waiting: VecDeque<usize>,
     /// Lanes with something to send or to watch, each once.
     pub(super) dirty: Vec<usize>,
+    /// Connections that have ended and wait for the initiator to hang up.
+    pub(super) farewells: Farewells,
     /// Blocks whose payload has left.
     pub(super) returned: Vec<Block>,
     /// Memory came back, or the line changed, since the waiting lanes were last asked.
@@ -48,6 +68,8 @@ pub(super) struct Core {
     /// Commands that go on later, for a fault injected for a test or a keeper without room: when (in
     /// microseconds), lane, slot, sequence.
     pub(super) delayed: Vec<(u64, usize, Slot, Sequence)>,
+    /// Connections that stand by, by the queue for which they do; looked after by the control plane.
+    pub(super) standbys: Standbys,
     /// Messages that found full mailboxes, in their order; a few for each exclusive command at most.
     left: VecDeque<(usize, Exclusion)>,
     started: Instant,
@@ -67,6 +89,7 @@ impl Core {
         volume_metrics: Box<[VolumeMetrics]>,
     ) -> Self {
         let window_free = arena.length() / 2;
+        let [violations, ours, lost, switches] = [(); 4].map(|()| Throttle::new(PATH_LINES));
         Self {
             ring,
             arena,
@@ -75,10 +98,12 @@ impl Core {
             mailboxes,
             events,
             metrics,
+            path_log: PathLog { violations, ours, lost, switches },
             volume_metrics,
             holds: Holds::default(),
             waiting: VecDeque::with_capacity(1024),
             dirty: Vec::with_capacity(1024),
+            farewells: Farewells::new(),
             returned: Vec::with_capacity(1024),
             memory_freed: false,
             resuming: false,
@@ -87,6 +112,7 @@ impl Core {
             capsules: 0,
             asked: 0,
             delayed: Vec::new(),
+            standbys: Standbys::default(),
             left: VecDeque::new(),
             started: Instant::now(),
             now_us: 0,
@@ -160,6 +186,12 @@ impl Core {
             asked += self.give_back(block);
         }
         asked
+    }
+
+    /// Lets the initiator read the last word on a connection before that is closed.
+    pub(super) fn farewell(&mut self, socket: Socket) {
+        let now_ms = self.now_ms();
+        self.farewells.begin(&mut self.ring, socket, now_ms);
     }
 
     /// Storage failed a command.

@@ -9,10 +9,14 @@ use std::sync::Arc;
 use twinrail_fallback_tcp::{Arrival, Filled};
 use twinrail_protocol::target::{FlushMark, Intake, Outcome, Queue, Step};
 use twinrail_protocol::wire::{Command, Control, ControlKind, EventCode, Frame, Payload, Reply, Transfer};
-use twinrail_protocol::{Flags, Opcode, QueueId, Range, Request, Sequence, Slot, Status, Violation, crc32c};
+use twinrail_protocol::{
+    Epoch, Flags, Instance, Opcode, QueueId, Range, Request, Sequence, Slot, Status, Violation, crc32c,
+};
 
 use super::arena::{Block, Piece};
 use super::core::Core;
+use super::farewell::abort;
+use super::mailbox::Activation;
 use super::path::{Arriving, Departing, End, Path};
 use super::storage::Stage;
 use super::{Event, Parting};
@@ -39,6 +43,10 @@ pub(super) struct Lane {
     pub(super) path: Option<Path>,
     /// A path that has ended and whose socket the ring still holds.
     pub(super) closing: Option<Path>,
+    /// The connection that becomes the path when the ring has let go of that.
+    awaits_fence: Option<Box<Activation>>,
+    /// When and why the last path was lost, in milliseconds.
+    lost: Option<(u64, Status)>,
     pub(super) work: Box<[Work]>,
     /// The slots' in-capsule buffers, one behind the other: small payloads never wait for memory.
     capsules: Option<Block>,
@@ -118,6 +126,8 @@ impl Lane {
             queue,
             path: None,
             closing: None,
+            awaits_fence: None,
+            lost: None,
             work: (0..depth).map(|_| Work::default()).collect(),
             capsules: Some(capsules),
             parked: VecDeque::with_capacity(depth),
@@ -459,6 +469,15 @@ impl Lane {
     fn control(&mut self, core: &mut Core, control: &Control) -> Result<(), End> {
         let epoch = self.queue.epoch();
         let Some(path) = &mut self.path else { return Ok(()) };
+        // PATH_LOST names the path that it tells of, all others the one that they come on.
+        if control.kind != ControlKind::PathLost && control.epoch < epoch {
+            self.stale(core);
+            return Ok(());
+        }
+        if control.kind != ControlKind::PathLost && control.epoch > epoch {
+            let detail = "a control frame of an epoch that wasn't activated";
+            return Err(Violation { status: Status::UNEXPECTED_FRAME, detail }.into());
+        }
         if control.kind.is_request() {
             path.credit.request_came(path.outbound.answers_waiting())?;
         }
@@ -600,22 +619,33 @@ impl Lane {
         let (session, queue, initiator) = (self.session.id, self.id, self.session.initiator.as_str());
         match &end {
             End::Violation(violation) => {
-                tracing::warn!(%session, %queue, initiator, peer, reason = %violation, "connection ended: the initiator broke a rule");
+                if let Some(unsaid) = core.path_log.violations.admit() {
+                    tracing::warn!(%session, %queue, initiator, peer, reason = %violation, unsaid, "connection ended: the initiator broke a rule");
+                }
                 core.metrics.violated(status);
                 path.say_goodbye(status, violation.detail, &core.arena, |d| core.returned.extend(d.block));
             }
             End::Ours(_) => {
-                tracing::info!(%session, %queue, initiator, peer, reason = %status, "connection ended by this side");
+                if let Some(unsaid) = core.path_log.ours.admit() {
+                    tracing::info!(%session, %queue, initiator, peer, reason = %status, unsaid, "connection ended by this side");
+                }
                 path.say_goodbye(status, "", &core.arena, |d| core.returned.extend(d.block));
             }
             End::Lost(_) => {
-                tracing::info!(%session, %queue, initiator, peer, reason = %status, "connection ended by the other side")
+                if let Some(unsaid) = core.path_log.lost.admit() {
+                    tracing::info!(%session, %queue, initiator, peer, reason = %status, unsaid, "connection ended by the other side");
+                }
             }
         }
         core.metrics.disconnected(status);
         self.metrics.path_ended();
+        self.lost = Some((core.now_ms(), status));
+        let id = path.id;
         self.retire(core, path);
-        core.tell(Event::PathLost { session, queue, epoch: self.queue.epoch(), status });
+        if status != Status::SUPERSEDED {
+            core.standbys.path_lost((session, self.id), self.queue.epoch());
+        }
+        core.tell(Event::PathLost { session, path: id, status });
     }
 
     /// Takes a path out of service: its buffers come back now, its socket when the ring has let go of it.
@@ -631,12 +661,12 @@ impl Lane {
             }
             self.closing = Some(path);
         } else {
-            abort(path);
+            hang_up(core, path);
         }
     }
 
     /// Gives back the memory of slots that the protocol knows nothing of any more.
-    fn free_forgotten(&mut self, core: &mut Core) {
+    pub(super) fn free_forgotten(&mut self, core: &mut Core) {
         let queue = &self.queue;
         self.parked.retain(|&(slot, sequence)| queue.command(slot, sequence).is_some());
         for n in 0..self.work.len() {
@@ -647,8 +677,40 @@ impl Lane {
         }
     }
 
-    /// The ring reports readiness.
-    pub(super) fn ready(&mut self, core: &mut Core, kind: super::ring::TagKind, check: u16) {
+    /// Whether a path with this epoch may take over. One that waits for the fence already may be overtaken.
+    pub(super) fn may_activate(&self, epoch: Epoch, instance: Instance) -> Result<(), Status> {
+        if self.awaits_fence.as_ref().is_some_and(|earlier| epoch <= earlier.epoch) {
+            return Err(Status::STALE_EPOCH);
+        }
+        self.queue.may_activate(epoch, instance)
+    }
+
+    /// The old path is on its way out; this connection is to take over.
+    pub(super) fn await_fence(&mut self, activation: Activation) {
+        if let Some(earlier) = self.awaits_fence.replace(Box::new(activation)) {
+            earlier.refuse(Status::SUPERSEDED);
+        }
+    }
+
+    /// The connection that may take over now: nothing of the old path acts any more.
+    pub(super) fn fenced(&mut self) -> Option<Activation> {
+        self.awaits_fence.take_if(|_| self.closing.is_none() && self.path.is_none()).map(|activation| *activation)
+    }
+
+    /// Another connection has taken over; so many commands of its report were unknown, running, done.
+    pub(super) fn switched(&mut self, core: &Core, verdicts: [u64; 3]) {
+        self.metrics.switched(verdicts);
+        let Some((lost_ms, cause)) = self.lost.take() else { return };
+        let gap_ms = core.now_ms().saturating_sub(lost_ms);
+        if let Some(unsaid) = core.path_log.switches.admit() {
+            let (session, queue, initiator) = (self.session.id, self.id, self.session.initiator.as_str());
+            let (epoch, [unknown, running, done]) = (self.queue.epoch(), verdicts);
+            tracing::info!(%session, %queue, initiator, %epoch, %cause, gap_ms, unknown, running, done, unsaid, "path replaced");
+        }
+    }
+
+    /// The ring reports readiness. Answers whether it has let go of a path that ended.
+    pub(super) fn ready(&mut self, core: &mut Core, kind: super::ring::TagKind, check: u16) -> bool {
         if let Some(closing) = &mut self.closing
             && closing.epoch.0 as u16 == check
         {
@@ -656,9 +718,10 @@ impl Lane {
             if !closing.is_watched()
                 && let Some(path) = self.closing.take()
             {
-                abort(path);
+                hang_up(core, path);
+                return true;
             }
-            return;
+            return false;
         }
         if let Some(path) = &mut self.path
             && path.epoch.0 as u16 == check
@@ -666,6 +729,7 @@ impl Lane {
             path.ready(kind);
             self.touch(core);
         }
+        false
     }
 
     /// Timers. Answers when to ask again, in milliseconds.
@@ -694,6 +758,9 @@ impl Lane {
         self.held.clear();
         // Those who stood in line behind it are asked again.
         core.memory_freed = true;
+        if let Some(activation) = self.awaits_fence.take() {
+            activation.refuse(Status::SESSION_LOST);
+        }
         let parting = self.path.take().and_then(|path| self.part(core, path, status));
         self.release(core);
         parting
@@ -787,9 +854,10 @@ fn too_long() -> End {
     Violation { status: Status::MALFORMED, detail: "a payload longer than the largest transfer" }.into()
 }
 
-/// Closes a socket so that nothing unsent is sent later (the fence of a path that ended).
-fn abort(path: Path) {
-    if let Err(error) = path.socket.abort() {
-        tracing::debug!(%error, "a socket that ended couldn't be reset");
+/// Closes the socket of a path that has ended and that the ring has let go of.
+fn hang_up(core: &mut Core, path: Path) {
+    match path.said_goodbye {
+        true => core.farewell(path.socket),
+        false => abort(path.socket),
     }
 }

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use rustix::event::EventfdFlags;
-use tokio::sync::oneshot;
-use twinrail_protocol::target::QueueOptions;
+use tokio::sync::{mpsc, oneshot};
+use twinrail_protocol::target::{PathId, QueueOptions};
 use twinrail_protocol::{Epoch, Instance, QueueId, Range, SessionId, Status};
 
 use super::Parting;
@@ -26,6 +26,8 @@ pub struct Activation {
     pub socket: Socket,
     /// The session, authenticated.
     pub session: Arc<Session>,
+    /// What the control plane calls the path that the connection is to become.
+    pub path: PathId,
     /// The queue.
     pub queue: QueueId,
     /// The path's epoch.
@@ -42,11 +44,78 @@ pub struct Activation {
     pub done: oneshot::Sender<Result<(), (Status, Socket)>>,
 }
 
+impl Activation {
+    /// Gives the connection back, to be told why it doesn't become the path.
+    pub(super) fn refuse(self, status: Status) {
+        let _ = self.done.send(Err((status, self.socket)));
+    }
+}
+
+/// What the control plane has for the reactor of a queue that a connection stands by for.
+#[derive(Debug)]
+pub enum ToReactor {
+    /// It begins to. `tell` hears of the queue from now on, first of its epoch.
+    Stands {
+        /// Where words for it go.
+        tell: mpsc::Sender<FromReactor>,
+    },
+    /// The initiator asks whether the queue's reactor lives.
+    Probe {
+        /// Comes back with the answer.
+        token: u64,
+    },
+    /// The initiator has lost the queue's path.
+    PathLost {
+        /// Its epoch.
+        epoch: Epoch,
+    },
+    /// It doesn't any more.
+    Leaves,
+}
+
+/// What a reactor has for a connection that stands by for one of its queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FromReactor {
+    /// It is known.
+    Stands {
+        /// The queue's epoch now; 0 while it has no slot table.
+        epoch: Epoch,
+        /// Number of the slot table; 0 if and only if the epoch is.
+        instance: Instance,
+    },
+    /// The answer to a probe.
+    Alive {
+        /// Of that probe.
+        token: u64,
+    },
+    /// The queue has lost its path.
+    PathLost {
+        /// Its epoch.
+        epoch: Epoch,
+    },
+    /// The session has ended.
+    Ended {
+        /// Why.
+        status: Status,
+    },
+}
+
 /// What a reactor is told.
 #[derive(Debug)]
 pub enum Message {
     /// Make a connection the path of a queue.
     Activate(Box<Activation>),
+    /// About a connection that stands by.
+    Standby {
+        /// For a queue of this session.
+        session: SessionId,
+        /// For this queue.
+        queue: QueueId,
+        /// Which connection.
+        path: PathId,
+        /// What.
+        what: ToReactor,
+    },
     /// End a session: close its paths with this status, drop what waits, and tell `done` when the last of
     /// its commands at storage has ended (I2).
     EndSession {
@@ -119,6 +188,8 @@ pub struct Mailbox {
     messages: ArrayQueue<Message>,
     wake: OwnedFd,
     asleep: AtomicBool,
+    /// The reactor has ended: nobody takes anything any more.
+    closed: AtomicBool,
 }
 
 impl Mailbox {
@@ -128,18 +199,26 @@ impl Mailbox {
     /// When no eventfd can be had.
     pub fn new() -> std::io::Result<Arc<Self>> {
         let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Arc::new(Self { messages: ArrayQueue::new(CAPACITY), wake, asleep: AtomicBool::new(false) }))
+        Ok(Arc::new(Self {
+            messages: ArrayQueue::new(CAPACITY),
+            wake,
+            asleep: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        }))
     }
 
     /// Puts a message in, and wakes the reactor if it sleeps. When the mailbox is full the calling thread
-    /// waits; the capacity is far above what can be under way, so that only a reactor that hangs fills it.
+    /// waits; the capacity is far above what can be under way, so that only a reactor that hangs fills it. For one
+    /// that has ended the message is dropped, and with it whoever was to be told.
     pub fn send(&self, message: Message) {
         let mut message = message;
-        while let Err(back) = self.messages.push(message) {
+        while !self.is_closed()
+            && let Err(back) = self.messages.push(message)
+        {
             message = back;
             std::thread::yield_now();
         }
-        self.nudge();
+        self.sent();
     }
 
     /// The same for a reactor, which must not wait: another one may be sending to it, or it to itself.
@@ -148,8 +227,30 @@ impl Mailbox {
     /// The message itself when the mailbox is full.
     pub fn try_send(&self, message: Message) -> Result<(), Message> {
         self.messages.push(message)?;
-        self.nudge();
+        self.sent();
         Ok(())
+    }
+
+    fn sent(&self) {
+        // It may have been closed since, after its last message was dropped.
+        match self.is_closed() {
+            true => self.empty(),
+            false => self.nudge(),
+        }
+    }
+
+    /// The reactor has ended: what waits is dropped, and so is all that comes.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.empty();
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    fn empty(&self) {
+        while self.messages.pop().is_some() {}
     }
 
     /// Wakes the reactor if it sleeps.
@@ -192,5 +293,34 @@ impl Mailbox {
 impl AsFd for Mailbox {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end_session() -> (Message, oneshot::Receiver<Vec<Parting>>) {
+        let (done, confirmed) = oneshot::channel();
+        (Message::EndSession { session: SessionId([1; 16]), status: Status::SHUTDOWN, done }, confirmed)
+    }
+
+    #[test]
+    fn more_messages_than_there_is_room_for_do_not_wait_for_a_reactor_that_has_ended() {
+        let mailbox = Mailbox::new().unwrap();
+        let (message, mut first) = end_session();
+        mailbox.send(message);
+        while mailbox.try_send(end_session().0).is_ok() {}
+        let sender = mailbox.clone();
+        let (message, mut last) = end_session();
+        let waiting = std::thread::spawn(move || sender.send(message));
+        mailbox.close();
+        waiting.join().unwrap();
+        mailbox.send(end_session().0);
+        assert!(mailbox.take().is_none());
+        // Whoever was to be told knows that nobody will.
+        for confirmed in [&mut first, &mut last] {
+            assert_eq!(confirmed.try_recv().err(), Some(oneshot::error::TryRecvError::Closed));
+        }
     }
 }

@@ -10,16 +10,19 @@
 //!   ring      io_uring (unsafe)                    lane      a queue: frames in, replies out
 //!   arena     registered memory (unsafe)           storage   what a command does at storage
 //!   core      what lanes share                     exclusion COMPARE AND WRITE across reactors
+//!   farewell  connections that ended with a word  standbys  who waits to be a path
 //! ```
 
 mod arena;
 mod core;
 mod exclusion;
+mod farewell;
 mod lane;
 pub mod mailbox;
 mod path;
 mod ring;
 mod spin;
+mod standbys;
 mod storage;
 
 use std::collections::HashMap;
@@ -32,17 +35,18 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use twinrail_fallback_tcp::{SendVectored, Socket};
 use twinrail_protocol::limits::{HEADER_LEN, MAX_HANDSHAKE_PAYLOAD};
-use twinrail_protocol::target::{Queue, QueueOptions};
-use twinrail_protocol::wire::{Activate, Activated, Credits, Handshake, Rail, VerdictKind, Writer};
+use twinrail_protocol::target::{PathId, Queue, QueueOptions};
+use twinrail_protocol::wire::{Activated, Credits, Frame, Handshake, Rail, VerdictKind, Writer};
 use twinrail_protocol::{Epoch, Instance, QueueId, SessionId, Status};
 
 use self::arena::Arena;
 use self::core::Core;
 use self::lane::Lane;
-use self::mailbox::{Activation, Exclusion, Mailbox, Message, Ticket};
+use self::mailbox::{Activation, Exclusion, FromReactor, Mailbox, Message, Ticket, ToReactor};
 use self::path::{End, Path};
 use self::ring::{Ring, Tag, TagKind};
 use self::spin::Spin;
+use crate::mapping::Pages;
 use crate::metrics::{LaneMetrics, Metrics};
 use crate::volume::{Store, Volume};
 
@@ -53,6 +57,8 @@ pub struct ReactorOptions {
     pub cpu: Option<usize>,
     /// Size of its arena in bytes.
     pub arena_bytes: usize,
+    /// What the arena is made of.
+    pub pages: Pages,
     /// Largest block that its arena hands out, in bytes: a command's payload, or a queue's in-capsule buffers.
     pub largest_block: u32,
     /// Largest payload of a command on any volume in bytes.
@@ -74,10 +80,8 @@ pub enum Event {
     PathLost {
         /// Of which session.
         session: SessionId,
-        /// Of which queue.
-        queue: QueueId,
-        /// Which path.
-        epoch: Epoch,
+        /// Which.
+        path: PathId,
         /// Why.
         status: Status,
     },
@@ -109,6 +113,8 @@ struct Ending {
 struct Draining {
     until_ms: u64,
     done: Option<oneshot::Sender<()>>,
+    /// The initiators were told that the target leaves; until then they may read it.
+    leaves_ms: Option<u64>,
 }
 
 /// A reactor, on its own thread.
@@ -127,6 +133,17 @@ pub struct Reactor {
     next_tick_ms: u64,
 }
 
+/// Closes the mailbox of a reactor that ends, so that nobody waits for it.
+struct Closing(Option<Arc<Mailbox>>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        if let Some(mailbox) = &self.0 {
+            mailbox.close();
+        }
+    }
+}
+
 impl Reactor {
     /// Starts a reactor on a thread of its own. It is ready when this returns.
     ///
@@ -141,7 +158,10 @@ impl Reactor {
         metrics: Arc<Metrics>,
     ) -> io::Result<std::thread::JoinHandle<()>> {
         let (ready, started) = std::sync::mpsc::sync_channel(1);
+        let closing = Closing(mailboxes.get(index).cloned());
         let run = move || {
+            // However this ends.
+            let _closing = closing;
             // The ring belongs to the thread that makes it.
             match Self::new(index, options, volumes, mailboxes, events, metrics) {
                 Ok(mut reactor) => {
@@ -177,18 +197,19 @@ impl Reactor {
             }
         }
         let mailbox = mailboxes.get(index).cloned().ok_or_else(|| io::Error::other("a reactor without a mailbox"))?;
-        let arena = Arena::map(options.arena_bytes, options.largest_block as usize)?;
+        let arena = Arena::map(options.arena_bytes, options.largest_block as usize, options.pages)?;
         let file = |volume: &Arc<Volume>| match &volume.store {
             Store::File(file) => file.as_fd().as_raw_fd(),
             Store::Memory(_) | Store::Null => -1,
         };
         let files: Vec<i32> = volumes.iter().map(file).collect();
         let ring = Ring::new(&arena, &files)?;
+        let pages = options.pages;
         tracing::info!(
             reactor = index,
             cpu = options.cpu,
             arena_bytes = arena.length(),
-            huge_pages = arena.huge(),
+            huge_pages = pages == Pages::Reserved,
             registered = ring.fixed(),
             "reactor ready"
         );
@@ -268,6 +289,10 @@ impl Reactor {
         if let Err(error) = self.core.ring.submit() {
             tracing::error!(%error, "the ring doesn't take what was submitted");
         }
+        if self.core.now_ms() >= self.core.farewells.due_ms() {
+            let now_ms = self.core.now_ms();
+            self.core.farewells.tick(&mut self.core.ring, now_ms);
+        }
         if self.core.now_ms() >= self.next_tick_ms {
             self.timers();
         }
@@ -284,7 +309,16 @@ impl Reactor {
                     lane.ring_ended(&mut self.core, tag, result);
                     lane.flush_batch(&mut self.core);
                 }
-                (TagKind::Readable | TagKind::Writable, Some(lane)) => lane.ready(&mut self.core, tag.kind, tag.check),
+                (TagKind::Readable | TagKind::Writable, Some(lane)) => {
+                    let fenced = lane.ready(&mut self.core, tag.kind, tag.check);
+                    if fenced {
+                        self.take_over(tag.lane as usize);
+                    }
+                }
+                (TagKind::Farewell, _) => {
+                    let now_ms = self.core.now_ms();
+                    self.core.farewells.ready(&mut self.core.ring, tag.lane as usize, now_ms);
+                }
                 (TagKind::Mailbox, _) => {
                     self.mailbox.wake_up();
                     if let Err(error) = self.watch_mailbox() {
@@ -378,12 +412,12 @@ impl Reactor {
         if !self.mailbox.fall_asleep() {
             return Ok(());
         }
-        let mut until_us = self.next_tick_ms * 1000;
+        let mut until_us = self.next_tick_ms.min(self.core.farewells.due_ms()).saturating_mul(1000);
         if let Some(first) = self.core.delayed.iter().map(|d| d.0).min() {
             until_us = until_us.min(first);
         }
         if let Some(draining) = &self.draining {
-            until_us = until_us.min(draining.until_ms * 1000);
+            until_us = until_us.min(draining.leaves_ms.unwrap_or(draining.until_ms) * 1000);
         }
         self.lane_metrics.flush();
         self.core.metrics.sleeps.inc();
@@ -402,6 +436,7 @@ impl Reactor {
     fn deliver(&mut self, message: Message) {
         match message {
             Message::Activate(activation) => self.activate(*activation),
+            Message::Standby { session, queue, path, what } => self.standby((session, queue), path, what),
             Message::EndSession { session, status, done } => self.end_session(session, status, done),
             Message::Stored { ticket, answer } => {
                 if let Some(tag) = Tag::unpack(ticket)
@@ -417,63 +452,90 @@ impl Reactor {
     }
 
     fn activate(&mut self, activation: Activation) {
-        let Activation { socket, session, queue, epoch, instance, new_instance, options, report, done } = activation;
-        let name = (session.id, queue);
+        let name = (activation.session.id, activation.queue);
         let known = self.by_name.get(&name).copied();
+        let (epoch, instance) = (activation.epoch, activation.instance);
         let refused = match known {
             _ if self.draining.is_some() => Some(Status::DRAINING),
             Some(index) => match self.lanes[index].as_mut() {
-                Some(lane) if lane.closing.is_none() => lane.queue.may_activate(epoch, instance).err(),
-                _ => Some(Status::SUPERSEDED),
+                Some(lane) => lane.may_activate(epoch, instance).err(),
+                None => Some(Status::SESSION_LOST),
             },
             None if instance != Instance(0) => Some(Status::SESSION_LOST),
             None => None,
         };
         if let Some(status) = refused {
-            let _ = done.send(Err((status, socket)));
-            return;
+            return activation.refuse(status);
         }
         let index = match known {
             Some(index) => index,
-            None => match self.new_lane(&session, queue, epoch, new_instance, options) {
+            None => match self.new_lane(&activation) {
                 Ok(index) => index,
-                Err(status) => {
-                    let _ = done.send(Err((status, socket)));
-                    return;
-                }
+                Err(status) => return activation.refuse(status),
             },
         };
         let Some(lane) = self.lanes[index].as_mut() else { return };
         if known.is_some() {
             // Fence first: from here on nothing arrives on the old path (I2).
             lane.end_path(&mut self.core, End::Ours(Status::SUPERSEDED));
+        }
+        lane.await_fence(activation);
+        self.take_over(index);
+    }
+
+    /// Makes the connection that waits for it the path of a lane, once the ring has let go of the old one.
+    fn take_over(&mut self, index: usize) {
+        let Some(lane) = self.lanes.get_mut(index).and_then(Option::as_mut) else { return };
+        let Some(activation) = lane.fenced() else { return };
+        let Activation { socket, path, epoch, report, done, .. } = activation;
+        let follows = lane.queue.epoch() < epoch;
+        if follows {
             lane.queue.activate(epoch);
         }
-        let activated = answer(lane, epoch, &session, queue, &report);
-        let sent = activated.is_some_and(|bytes| {
-            // The socket is new and its buffer empty: what it doesn't take at once it will never take.
-            socket.send_vectored(&[io::IoSlice::new(&bytes)]).is_ok_and(|n| n == bytes.len())
-        });
-        if !sent {
+        let Some((bytes, verdicts)) = answer(lane, epoch, &report) else {
             let _ = done.send(Err((Status::MALFORMED, socket)));
             return;
+        };
+        // Little was sent on this socket so far, and its buffer is empty: what it doesn't take at once it will never
+        // take. Nobody can be told on it then.
+        if !socket.send_vectored(&[io::IoSlice::new(&bytes)]).is_ok_and(|n| n == bytes.len()) {
+            return farewell::abort(socket);
         }
         let QueueOptions { depth, in_capsule, .. } = *lane.queue.options();
         let probe_period_ms = self.core.options.probe_period_ms;
-        lane.path = Some(Path::new(socket, epoch, depth, in_capsule, probe_period_ms, self.core.now_ms()));
+        // What was forgotten needs no memory.
+        lane.free_forgotten(&mut self.core);
+        lane.path = Some(Path::new(path, socket, epoch, depth, in_capsule, probe_period_ms, self.core.now_ms()));
         lane.metrics.path_began();
+        if follows {
+            lane.switched(&self.core, verdicts);
+        }
         self.next_tick_ms = 0;
         let _ = done.send(Ok(()));
     }
 
-    fn new_lane(
-        &mut self,
-        session: &Arc<crate::session::Session>,
-        queue: QueueId,
-        epoch: Epoch,
-        instance: Instance,
-        options: QueueOptions,
-    ) -> Result<usize, Status> {
+    fn standby(&mut self, name: (SessionId, QueueId), path: PathId, what: ToReactor) {
+        let lane = self.by_name.get(&name).and_then(|&index| self.lanes.get_mut(index)?.as_mut());
+        match what {
+            ToReactor::Stands { tell } => {
+                let (epoch, instance) =
+                    lane.map_or((Epoch(0), Instance(0)), |lane| (lane.queue.epoch(), lane.queue.instance()));
+                self.core.standbys.stands(name, path, tell);
+                self.core.standbys.tell(name, path, FromReactor::Stands { epoch, instance });
+            }
+            ToReactor::Probe { token } => self.core.standbys.tell(name, path, FromReactor::Alive { token }),
+            ToReactor::PathLost { epoch } => {
+                let lane = lane.filter(|lane| lane.path.as_ref().is_some_and(|path| path.epoch == epoch));
+                if let Some(lane) = lane {
+                    lane.end_path(&mut self.core, End::Lost(Status::CONNECTION_LOST));
+                }
+            }
+            ToReactor::Leaves => self.core.standbys.leaves(name, path),
+        }
+    }
+
+    fn new_lane(&mut self, activation: &Activation) -> Result<usize, Status> {
+        let Activation { ref session, queue, epoch, new_instance: instance, options, .. } = *activation;
         let QueueOptions { depth, in_capsule, geometry, .. } = options;
         let capsules = usize::from(depth) * in_capsule as usize;
         let block = self.core.take_capsules(capsules).ok_or(Status::LIMIT_REACHED)?;
@@ -502,6 +564,7 @@ impl Reactor {
             partings.extend(lane.end_session(&mut self.core, status));
         }
         self.by_name.retain(|name, _| name.0 != session);
+        self.core.standbys.ended(session, status);
         self.endings.push(Ending { session, partings, done: Some(done) });
         self.finish_endings();
     }
@@ -587,7 +650,7 @@ impl Reactor {
                 path.quiet = true;
             }
         }
-        self.draining = Some(Draining { until_ms: self.core.now_ms() + limit_ms, done: Some(done) });
+        self.draining = Some(Draining { until_ms: self.core.now_ms() + limit_ms, done: Some(done), leaves_ms: None });
     }
 
     /// Whether the reactor was told to drain and has nothing left to do, neither for itself nor for exclusive
@@ -610,30 +673,33 @@ impl Reactor {
         (self.stopped || over) && self.end_paths()
     }
 
-    /// Tells the initiators that the target leaves.
+    /// Tells the initiators that the target leaves. Answers whether all have hung up, or had the time to.
     fn end_paths(&mut self) -> bool {
         for lane in self.lanes.iter_mut().flatten() {
             lane.end_path(&mut self.core, End::Ours(Status::SHUTDOWN));
         }
-        true
+        let now_ms = self.core.now_ms();
+        let leaves_ms = self.draining.as_mut().map(|d| *d.leaves_ms.get_or_insert(now_ms + farewell::LINGER_MS));
+        let told = self.lanes.iter().flatten().all(|lane| lane.closing.is_none()) && self.core.farewells.is_empty();
+        told || leaves_ms.is_none_or(|leaves_ms| now_ms >= leaves_ms)
     }
 }
 
-/// Encodes ACTIVATED with a verdict for each command that the initiator reports in flight.
-fn answer(
-    lane: &mut Lane,
-    epoch: Epoch,
-    session: &crate::session::Session,
-    queue: QueueId,
-    report: &[u8],
-) -> Option<Vec<u8>> {
-    let reported = Activate::new(session.id, session.secret, queue, Rail::TCP, epoch).with_report(report);
-    let mut verdicts = vec![0; reported.report_len() * (HEADER_LEN + 4)];
+/// Encodes ACTIVATED with a verdict for each command that the initiator reports in flight, and counts them by kind.
+fn answer(lane: &mut Lane, epoch: Epoch, report: &[u8]) -> Option<(Vec<u8>, [u64; 3])> {
+    let (headers, _) = report.as_chunks::<HEADER_LEN>();
+    let mut verdicts = vec![0; headers.len() * (HEADER_LEN + 4)];
     let mut writer = Writer::new(&mut verdicts);
-    let mut count = 0;
-    for command in reported.report() {
-        let verdict = lane.queue.verdict(&command.ok()?).ok()?;
+    let (mut count, mut kinds) = (0, [0; 3]);
+    for header in headers {
+        let Frame::Command(command) = Frame::decode(header).ok()?.on_rail(Rail::TCP).ok()? else { return None };
+        let verdict = lane.queue.verdict(&command).ok()?;
         debug_assert!((verdict.kind == VerdictKind::Done) == verdict.reply.is_some());
+        kinds[match verdict.kind {
+            VerdictKind::Unknown => 0,
+            VerdictKind::Running => 1,
+            VerdictKind::Done => 2,
+        }] += 1;
         verdict.encode(&mut writer);
         count += 1;
     }
@@ -648,5 +714,5 @@ fn answer(
     let mut bytes = vec![0; HEADER_LEN + MAX_HANDSHAKE_PAYLOAD];
     let length = frame.encode(&mut bytes)?;
     bytes.truncate(length);
-    Some(bytes)
+    Some((bytes, kinds))
 }

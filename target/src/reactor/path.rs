@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use twinrail_fallback_tcp::{Flushed, Inbound, Outbound, Socket};
 use twinrail_protocol::limits::CONTROL_CREDIT;
 use twinrail_protocol::liveness::Liveness;
+use twinrail_protocol::target::PathId;
 use twinrail_protocol::wire::{Control, ControlKind, Frame, Payload};
 use twinrail_protocol::{ControlCredit, Epoch, Opcode, Sequence, Slot, Status, Violation, crc32c};
 
@@ -42,6 +43,8 @@ pub(super) struct Arriving {
 /// A path.
 #[derive(Debug)]
 pub(super) struct Path {
+    /// What the control plane calls it.
+    pub(super) id: PathId,
     pub(super) socket: Socket,
     pub(super) inbound: Inbound,
     pub(super) outbound: Outbound<Departing>,
@@ -61,6 +64,8 @@ pub(super) struct Path {
     pub(super) quiet: bool,
     /// CLOSE came with this token.
     pub(super) close_token: Option<u64>,
+    /// The peer was told why, and should come to read it: the socket isn't reset at once.
+    pub(super) said_goodbye: bool,
 }
 
 /// Payloads that were asked for and haven't come.
@@ -113,6 +118,7 @@ impl From<Violation> for End {
 
 impl Path {
     pub(super) fn new(
+        id: PathId,
         socket: Socket,
         epoch: Epoch,
         depth: u16,
@@ -121,6 +127,7 @@ impl Path {
         now_ms: u64,
     ) -> Self {
         Self {
+            id,
             socket,
             inbound: Inbound::new(in_capsule),
             outbound: Outbound::new(usize::from(depth) + SPARE_REPLIES),
@@ -135,6 +142,7 @@ impl Path {
             hot: true,
             quiet: false,
             close_token: None,
+            said_goodbye: false,
         }
     }
 
@@ -196,7 +204,9 @@ impl Path {
         control.status = status;
         control.payload = Payload { length: end as u32, crc: if end == 0 { 0 } else { crc32c(text) } };
         if self.outbound.push_control(Frame::Control(control).encode(), text).is_ok() {
-            let _ = self.outbound.flush(&self.socket, SEND_BUDGET, |p| arena.bytes(p.piece), sent);
+            let flushed = self.outbound.flush(&self.socket, SEND_BUDGET, |p| arena.bytes(p.piece), sent);
+            // Where a newer path takes over, the fence doesn't wait for the peer.
+            self.said_goodbye = matches!(flushed, Ok(Flushed::Empty)) && status != Status::SUPERSEDED;
         }
     }
 

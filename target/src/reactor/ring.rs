@@ -4,6 +4,7 @@
 //! What the kernel still works on is identified by the 64-bit [`Tag`] of its operation: kind, lane, slot
 //! and part of the sequence. No map, no allocation, and a completion that comes late is recognised.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
@@ -23,6 +24,10 @@ const COMPLETIONS: u32 = 16 * 1024;
 /// O_DIRECT). A hung disk occupies as many as it has commands; the others need some too.
 const BLOCKING_THREADS: u32 = 512;
 
+/// How often a full submission queue is submitted, and completions are taken out of the kernel's way, for one
+/// operation that is to go in. The kernel takes at least one each time, unless it is out of memory.
+const PUSHES: usize = 8;
+
 /// What a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TagKind {
@@ -36,6 +41,8 @@ pub(super) enum TagKind {
     Mailbox,
     /// A cancellation; nothing is to be done.
     Cancel,
+    /// Readiness of a connection that has ended, at a place among the farewells.
+    Farewell,
 }
 
 /// The user data of an operation.
@@ -69,6 +76,7 @@ impl Tag {
             2 => TagKind::Writable,
             3 => TagKind::Mailbox,
             4 => TagKind::Cancel,
+            5 => TagKind::Farewell,
             _ => return None,
         };
         let (lane, slot, check) = ((word >> 32) as u32 & 0xff_ffff, Slot((word >> 16) as u16), word as u16);
@@ -81,6 +89,8 @@ pub(super) struct Ring {
     ring: IoUring,
     /// Whether the arena is registered, so that fixed reads and writes can be used.
     fixed: bool,
+    /// Completions taken out of the kernel's queue to make room in it, the oldest first. Mostly there are none.
+    reaped: VecDeque<(Tag, i32)>,
 }
 
 impl Ring {
@@ -88,14 +98,18 @@ impl Ring {
     /// none). A memory limit that is too low for registering the arena is no error: it costs CPU time, and
     /// a log line says what to do.
     pub(super) fn new(arena: &Arena, files: &[i32]) -> io::Result<Self> {
+        Self::of_size(ENTRIES, COMPLETIONS, arena, files)
+    }
+
+    fn of_size(entries: u32, completions: u32, arena: &Arena, files: &[i32]) -> io::Result<Self> {
         let ring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
             .setup_taskrun_flag()
-            .setup_cqsize(COMPLETIONS)
-            .build(ENTRIES)
+            .setup_cqsize(completions)
+            .build(entries)
             // Before 6.1 the kernel doesn't know these; they only save work.
-            .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).build(ENTRIES))?;
+            .or_else(|_| IoUring::builder().setup_cqsize(completions).build(entries))?;
         // SAFETY: the chunks lie in the arena, whose mapping outlives the ring (field order in `Reactor`).
         let registered = unsafe { ring.submitter().register_buffers(&arena.chunks()) };
         if let Err(error) = &registered {
@@ -114,7 +128,7 @@ impl Ring {
         if let Err(error) = ring.submitter().register_iowq_max_workers(&mut threads) {
             tracing::debug!(%error, "the kernel keeps its own limit of blocking threads");
         }
-        Ok(Self { ring, fixed: registered.is_ok() })
+        Ok(Self { ring, fixed: registered.is_ok(), reaped: VecDeque::new() })
     }
 
     /// Whether the arena is registered.
@@ -175,15 +189,24 @@ impl Ring {
     }
 
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
-        loop {
+        self.push_by(entry, Self::submit)
+    }
+
+    fn push_by(&mut self, entry: &squeue::Entry, submit: impl Fn(&mut Self) -> io::Result<()>) -> io::Result<()> {
+        for _ in 0..PUSHES {
             // SAFETY: what the entry points to stays valid until its completion: a piece of the arena, which
             // belongs to a slot at storage until then (I3) and whose mapping outlives the ring; a descriptor
             // that a path keeps open until its readiness was reaped.
-            match unsafe { self.ring.submission().push(entry) } {
-                Ok(()) => return Ok(()),
-                Err(_full) => self.submit()?,
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return Ok(());
+            }
+            submit(self)?;
+            // The kernel may take nothing as long as it has no room to say what has ended.
+            if self.ring.submission().is_full() {
+                self.reaped.extend(std::iter::from_fn(|| next_completion(&mut self.ring)));
             }
         }
+        Err(io::Error::from_raw_os_error(libc::EBUSY))
     }
 
     /// Gives the kernel what was pushed and lets it report what has ended; no system call when there is
@@ -205,6 +228,9 @@ impl Ring {
 
     /// Sleeps until something completes or `limit` is over; submits first.
     pub(super) fn sleep(&mut self, limit: Duration) -> io::Result<()> {
+        if !self.reaped.is_empty() {
+            return self.submit();
+        }
         let time = Timespec::from(limit);
         match self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&time)) {
             Ok(_) => Ok(()),
@@ -214,11 +240,15 @@ impl Ring {
 
     /// The next thing that has ended: what, and its result (a negative errno on failure).
     pub(super) fn reap(&mut self) -> Option<(Tag, i32)> {
-        loop {
-            let entry = self.ring.completion().next()?;
-            if let Some(tag) = Tag::unpack(entry.user_data()) {
-                return Some((tag, entry.result()));
-            }
+        self.reaped.pop_front().or_else(|| next_completion(&mut self.ring))
+    }
+}
+
+fn next_completion(ring: &mut IoUring) -> Option<(Tag, i32)> {
+    loop {
+        let entry = ring.completion().next()?;
+        if let Some(tag) = Tag::unpack(entry.user_data()) {
+            return Some((tag, entry.result()));
         }
     }
 }
@@ -241,10 +271,12 @@ fn chunk_of(piece: Piece) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mapping::Pages;
 
     #[test]
     fn a_tag_survives_the_ring() {
-        for kind in [TagKind::Storage, TagKind::Readable, TagKind::Writable, TagKind::Mailbox, TagKind::Cancel] {
+        use TagKind::{Cancel, Farewell, Mailbox, Readable, Storage, Writable};
+        for kind in [Storage, Readable, Writable, Mailbox, Cancel, Farewell] {
             let tag = Tag { kind, lane: 0xabcdef, slot: Slot(0x1234), check: 0xffff };
             assert_eq!(Tag::unpack(tag.pack()), Some(tag));
         }
@@ -253,7 +285,7 @@ mod tests {
 
     #[test]
     fn what_is_read_from_a_file_lands_in_the_arena() {
-        let mut arena = Arena::map(2 << 20, 1 << 20).unwrap();
+        let mut arena = Arena::map(2 << 20, 1 << 20, Pages::Plain).unwrap();
         let file = tempfile::tempfile().unwrap();
         let mut ring = Ring::new(&arena, &[file.as_raw_fd()]).unwrap();
         let (out, back) = (arena.take(8192).unwrap(), arena.take(8192).unwrap());
@@ -267,6 +299,30 @@ mod tests {
         assert_eq!(ring.reap(), Some((tag(2), 8192)));
         assert_eq!(arena.bytes(back.piece(8192)), [0x5a; 8192]);
         ring.sleep(Duration::from_millis(1)).unwrap();
+        assert_eq!(ring.reap(), None);
+    }
+
+    /// With both of the kernel's queues full nothing could be submitted before something was reaped, and the
+    /// reactor would have gone round for ever.
+    #[test]
+    fn a_full_completion_queue_does_not_keep_more_from_being_submitted() {
+        const COUNT: u64 = 5000;
+        let arena = Arena::map(2 << 20, 1 << 20, Pages::Plain).unwrap();
+        let mut ring = Ring::of_size(4, 8, &arena, &[]).unwrap();
+        let tag = |sequence| Tag::storage(0, Slot(0), Sequence(sequence));
+        // As kernels do that want completions to be reaped first (EBUSY).
+        let strict = |ring: &mut Ring| if ring.ring.completion().is_empty() { ring.submit() } else { Ok(()) };
+        for sequence in 0..COUNT {
+            ring.push_by(&opcode::Nop::new().build().user_data(tag(sequence).pack()), strict).unwrap();
+        }
+        let mut ended = Vec::new();
+        while ended.len() < COUNT as usize {
+            match ring.reap() {
+                Some((tag, _)) => ended.push(tag.check),
+                None => ring.sleep(Duration::from_secs(10)).unwrap(),
+            }
+        }
+        assert!(ended.iter().copied().eq(0..COUNT as u16), "each of them once, in their order");
         assert_eq!(ring.reap(), None);
     }
 }

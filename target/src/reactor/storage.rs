@@ -4,6 +4,7 @@
 //! keeper. A command that can't begin yet is parked (no memory), held (an exclusive command has its range)
 //! or delayed (a fault injected for a test), never dropped.
 
+use std::fmt::Display;
 use std::sync::atomic::Ordering;
 
 use twinrail_protocol::limits::HEADER_LEN;
@@ -47,6 +48,21 @@ pub(super) enum Stage {
     Keeper,
 }
 
+impl Stage {
+    /// Name for people.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Idle | Self::InLine => "waiting",
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Verify => "verify",
+            Self::Compare => "compare",
+            Self::CompareWrite => "write after a compare",
+            Self::Keeper => "sync or space",
+        }
+    }
+}
+
 impl Lane {
     /// A command has all it needs from the initiator: begins it, or sees to it that it begins later.
     pub(super) fn proceed(&mut self, core: &mut Core, slot: Slot, sequence: Sequence) {
@@ -69,10 +85,16 @@ impl Lane {
             self.park(core, slot, sequence);
             return;
         }
+        let access = match opcode {
+            Opcode::READ | Opcode::VERIFY => Some(Access::Read),
+            Opcode::WRITE => Some(Access::Write),
+            Opcode::COMPARE_AND_WRITE => Some(Access::ReadWrite),
+            // The keeper sees to its own.
+            _ => None,
+        };
         if let Some(faults) = &volume.faults
-            && let Some(range) = request.range()
+            && let (Some(access), Some(range)) = (access, request.range())
         {
-            let access = if opcode.changes() { Access::Write } else { Access::Read };
             match faults.before(access, range) {
                 Fault::Delay(time) if !self.work[slot.index()].delayed => {
                     self.work[slot.index()].delayed = true;
@@ -82,10 +104,8 @@ impl Lane {
                 }
                 Fault::Fail(status) => {
                     if self.start(core, slot, sequence).is_some() {
-                        core.storage_error(volume.index);
-                        volume.errors.report(opcode.name(), &"injected");
                         self.begins_at_storage(core, slot, request);
-                        self.finish(core, slot, sequence, status, 0);
+                        self.failed(core, slot, sequence, opcode.name(), &"injected", status);
                     }
                     return;
                 }
@@ -263,9 +283,25 @@ impl Lane {
             _ => core.ring.read(volume.index, at, &core.arena, piece, tag),
         };
         if let Err(error) = given {
-            tracing::error!(volume = %volume.name, %error, "the ring doesn't take a request");
-            self.finish(core, slot, sequence, Status::IO_ERROR, 0);
+            let error = format_args!("the ring doesn't take it: {error}");
+            self.failed(core, slot, sequence, stage.name(), &error, Status::IO_ERROR);
         }
+    }
+
+    /// Storage failed a command: it is counted, told and answered.
+    fn failed(
+        &mut self,
+        core: &mut Core,
+        slot: Slot,
+        sequence: Sequence,
+        operation: &str,
+        error: &dyn Display,
+        status: Status,
+    ) {
+        let volume = &self.session.volume;
+        core.storage_error(volume.index);
+        volume.errors.report(operation, self.work[slot.index()].range.map(|range| range.offset()), error);
+        self.finish(core, slot, sequence, status, 0);
     }
 
     /// The ring has ended a read or write of a slot.
@@ -281,8 +317,6 @@ impl Lane {
             if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) {
                 return self.ring_next(core, slot, sequence, stage);
             }
-            core.storage_error(volume.index);
-            tracing::error!(volume = %volume.name, ?stage, offset = range.offset(), %error, "storage failed");
             // A synchronous write may have failed by its sync, which the kernel tells only once (I5). Without
             // space it didn't come to that.
             let fua = matches!(request, Request::Write { fua: true, .. } | Request::CompareAndWrite { fua: true, .. });
@@ -290,11 +324,11 @@ impl Lane {
             if synchronous && status_of(&error) != Status::NO_SPACE {
                 volume.failed_syncs.fetch_add(1, Ordering::SeqCst);
             }
-            return self.finish(core, slot, sequence, status_of(&error), 0);
+            return self.failed(core, slot, sequence, stage.name(), &error, status_of(&error));
         }
         if result == 0 {
-            tracing::error!(volume = %volume.name, ?stage, offset = range.offset(), "the backing is shorter than the volume");
-            return self.finish(core, slot, sequence, Status::IO_ERROR, 0);
+            let error = "the backing is shorter than the volume: somebody has cut it";
+            return self.failed(core, slot, sequence, stage.name(), &error, Status::IO_ERROR);
         }
         let before = work.progress;
         work.progress += result as u64;

@@ -7,13 +7,15 @@
 //!
 //! | rule | what happens |
 //! |---|---|
-//! | `read-error@4096..8192` | reads that touch these bytes fail with an I/O error |
+//! | `read-error@4096..8192` | reads that touch these bytes fail with an I/O error; a block status ends before them |
 //! | `write-error@..` | so do changes: writes, write zeroes, discards |
 //! | `no-space@1G..` | changes that touch these bytes fail for want of space |
 //! | `sync-error@1` | the first sync of the volume fails; `@2..` all from the second on |
 //! | `read-delay-ms=200` | each read waits so long before it goes to storage |
 //! | `write-delay-ms=200` | so does each change |
 //! | `sync-delay-ms=500` | so does each sync |
+//!
+//! A compare and write is a read, then a write.
 
 use std::ops;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +32,15 @@ pub enum Access {
     Read,
     /// A write, or anything else that changes the range.
     Write,
+    /// A read, then a write.
+    ReadWrite,
+}
+
+impl Access {
+    /// Whether it does what `other`, one of the plain two, does.
+    fn has(self, other: Self) -> bool {
+        self == other || self == Self::ReadWrite
+    }
 }
 
 /// What is to happen to it.
@@ -113,13 +124,24 @@ impl Faults {
     /// What is to happen to a read or a change of this range. An error goes before a delay.
     #[must_use]
     pub fn before(&self, access: Access, range: Range) -> Fault {
-        let touched = |span: &ops::Range<u64>| range.offset() < span.end && span.start < range.end();
-        let error = self.errors.iter().find(|(of, span, _)| *of == access && touched(span));
-        match (error, access) {
-            (Some((_, _, status)), _) => Fault::Fail(*status),
-            (None, Access::Read) => delayed(self.read_delay),
-            (None, Access::Write) => delayed(self.write_delay),
+        if let Some((_, _, status)) = self.errors(access, range).next() {
+            return Fault::Fail(*status);
         }
+        let delay = |of, delay| if access.has(of) { delay } else { Duration::ZERO };
+        let delay = delay(Access::Read, self.read_delay) + delay(Access::Write, self.write_delay);
+        if delay.is_zero() { Fault::Nothing } else { Fault::Delay(delay) }
+    }
+
+    /// The first byte of the range whose access is to fail.
+    #[must_use]
+    pub fn first_bad(&self, access: Access, range: Range) -> Option<u64> {
+        self.errors(access, range).map(|(_, span, _)| span.start.max(range.offset())).min()
+    }
+
+    /// The errors that an access to this range meets.
+    fn errors(&self, access: Access, range: Range) -> impl Iterator<Item = &(Access, ops::Range<u64>, Status)> {
+        let touched = move |span: &ops::Range<u64>| range.offset() < span.end && span.start < range.end();
+        self.errors.iter().filter(move |(of, span, _)| access.has(*of) && touched(span))
     }
 
     /// How long the next sync is to wait before it begins, and whether it is to fail then.
@@ -138,10 +160,6 @@ impl Faults {
 
 const SPAN: &str = "needs a span behind an @: FIRST..END, FIRST.., ..END, .. or one number";
 const DELAY: &str = "needs milliseconds behind an =";
-
-fn delayed(delay: Duration) -> Fault {
-    if delay.is_zero() { Fault::Nothing } else { Fault::Delay(delay) }
-}
 
 fn parse_span(text: &str) -> Option<ops::Range<u64>> {
     let Some((first, end)) = text.split_once("..") else {
@@ -184,6 +202,15 @@ mod tests {
         assert_eq!(faults.before(Access::Read, range(0, 512)), Fault::Delay(Duration::from_millis(200)));
         assert_eq!(faults.before(Access::Write, range(0, 512)), Fault::Fail(Status::IO_ERROR));
         assert_eq!(faults.before(Access::Write, range(512, 512)), Fault::Delay(Duration::from_millis(300)));
+    }
+
+    #[test]
+    fn a_compare_and_write_meets_the_faults_of_a_read_and_of_a_write() {
+        let faults = Faults::parse("read-error@4096..8192+no-space@8192..+read-delay-ms=2+write-delay-ms=3").unwrap();
+        let both = |offset| faults.before(Access::ReadWrite, range(offset, 512));
+        assert_eq!(both(4096), Fault::Fail(Status::IO_ERROR));
+        assert_eq!(both(8192), Fault::Fail(Status::NO_SPACE));
+        assert_eq!(both(0), Fault::Delay(Duration::from_millis(5)));
     }
 
     #[test]

@@ -243,9 +243,20 @@ impl Charge {
         };
         result.map_err(|errno| {
             self.failed_syncs.fetch_add(1, Ordering::SeqCst);
-            self.errors.report("sync", &errno);
+            self.errors.report("sync", None, &errno);
             Status::FLUSH_FAILED
         })
+    }
+
+    /// Bytes of the range before the first on which a fault injected for a test lies, if an answer may tell of them
+    /// alone; else nothing or all.
+    fn good_bytes(&self, work: Work, range: Range) -> u64 {
+        let bad = self.faults.as_ref().and_then(|faults| faults.first_bad(Access::Read, range));
+        match (work, bad) {
+            (Work::BlockStatus { .. }, Some(bad)) => bad - bad % u64::from(self.logical_block) - range.offset(),
+            (Work::BlockStatus { .. }, None) => range.length(),
+            _ => 0,
+        }
     }
 
     fn space(&self, work: Work) -> Answer {
@@ -255,11 +266,14 @@ impl Charge {
             Work::Discard { range, .. } => ("discard", Access::Write, range),
             Work::BlockStatus { range } => ("block status", Access::Read, range),
         };
-        match self.faults.as_ref().map_or(Fault::Nothing, |faults| faults.before(access, range)) {
+        let fault = self.faults.as_ref().map_or(Fault::Nothing, |faults| faults.before(access, range));
+        let good = self.good_bytes(work, range);
+        match fault {
             Fault::Nothing => {}
             Fault::Delay(delay) => std::thread::sleep(delay),
+            Fault::Fail(_) if good > 0 => {}
             Fault::Fail(status) => {
-                self.errors.report(operation, &"injected");
+                self.errors.report(operation, Some(range.offset()), &"injected");
                 return Answer::Failed(status);
             }
         }
@@ -274,23 +288,34 @@ impl Charge {
             }
             (Store::File(file), Work::Discard { .. }) => discard(file, range).map(|()| Answer::Done),
             (Store::File(file), Work::BlockStatus { .. }) => {
-                extents(file, range, self.logical_block).map(Answer::Extents)
+                extents(file, range, self.logical_block).map(|extents| Answer::Extents(begin_of(extents, good)))
             }
-            (Store::Memory(memory), Work::BlockStatus { .. }) => Ok(Answer::Extents(memory.extents(range))),
+            (Store::Memory(memory), Work::BlockStatus { .. }) => {
+                Ok(Answer::Extents(begin_of(memory.extents(range), good)))
+            }
             (Store::Memory(memory), _) => {
                 memory.zero(range);
                 Ok(Answer::Done)
             }
-            (Store::Null, Work::BlockStatus { .. }) => {
-                Ok(Answer::Extents(vec![Extent { length: range.length(), flags: HOLE }]))
-            }
+            (Store::Null, Work::BlockStatus { .. }) => Ok(Answer::Extents(vec![Extent { length: good, flags: HOLE }])),
             (Store::Null, _) => Ok(Answer::Done),
         });
         result.unwrap_or_else(|error| {
-            self.errors.report(operation, &error);
+            self.errors.report(operation, Some(range.offset()), &error);
             Answer::Failed(status_of(&error))
         })
     }
+}
+
+/// The first `length` bytes of a list of extents.
+fn begin_of(mut extents: Vec<Extent>, length: u64) -> Vec<Extent> {
+    let mut left = length;
+    extents.retain_mut(|extent| {
+        extent.length = extent.length.min(left);
+        left -= extent.length;
+        extent.length > 0
+    });
+    extents
 }
 
 /// Somebody may have cut the file since it was opened. What lies behind its end is lost, not a hole.
@@ -342,19 +367,33 @@ fn fallocate(file: &FileStore, how: FallocateFlags, range: Range) -> io::Result<
 /// What the file system knows of the range. Moves the file's position, which nobody uses: all other I/O
 /// names its own.
 fn extents(file: &FileStore, range: Range, logical_block: u32) -> io::Result<Vec<Extent>> {
-    let all_data = || vec![Extent { length: range.length(), flags: ExtentFlags::DATA }];
     if file.is_block_device() {
-        return Ok(all_data());
+        return Ok(all_data(range));
     }
+    extents_by(range, logical_block, |to| rustix::fs::seek(file, to))
+}
+
+fn all_data(range: Range) -> Vec<Extent> {
+    vec![Extent { length: range.length(), flags: ExtentFlags::DATA }]
+}
+
+/// The same by way of `seek`. Where it fails, as it does over a bad sector of the file system, the answer ends with
+/// what was learned before: the next question begins there, and has the error.
+fn extents_by(
+    range: Range,
+    logical_block: u32,
+    mut seek: impl FnMut(SeekFrom) -> Result<u64, Errno>,
+) -> io::Result<Vec<Extent>> {
     let block = u64::from(logical_block);
     let mut extents = Vec::new();
     let mut position = range.offset();
     while position < range.end() {
-        let data = match rustix::fs::seek(file, SeekFrom::Data(position)) {
+        let data = match seek(SeekFrom::Data(position)) {
             // A file system's block may be smaller than the volume's: one with any data in it counts as data.
             Ok(data) => (data - data % block).clamp(position, range.end()),
             Err(Errno::NXIO) => range.end(),
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(all_data()),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => return Ok(all_data(range)),
+            Err(_) if !extents.is_empty() => break,
             Err(errno) => return Err(errno.into()),
         };
         if data > position && !push_extent(&mut extents, data - position, HOLE) {
@@ -363,10 +402,11 @@ fn extents(file: &FileStore, range: Range, logical_block: u32) -> io::Result<Vec
         if data == range.end() {
             break;
         }
-        let hole = match rustix::fs::seek(file, SeekFrom::Hole(data)) {
+        let hole = match seek(SeekFrom::Hole(data)) {
             Ok(hole) => hole.next_multiple_of(block).clamp(data + block, range.end()),
             // The data that was there a moment ago was cut off.
             Err(Errno::NXIO) => range.end(),
+            Err(_) if !extents.is_empty() => break,
             Err(errno) => return Err(errno.into()),
         };
         if !push_extent(&mut extents, hole - data, ExtentFlags::DATA) {
@@ -606,6 +646,31 @@ mod tests {
         assert!(extents.iter().enumerate().all(|(i, extent)| *extent == (4096, i % 2 == 0)), "{extents:?}");
         assert_eq!(extents_of(&volume, 512, 512), [(512, true)]);
         assert_eq!(extents_of(&volume, size - 512, 512), [(512, false)]);
+    }
+
+    #[test]
+    fn a_bad_sector_ends_a_block_status_and_fails_only_the_one_that_begins_there() {
+        let volume = open("m=memory,size=1M,inject=read-error@70000");
+        let status = |offset| {
+            let length = (1 << 20) - offset;
+            run(&volume, Work::BlockStatus { range: range(&volume, offset, length) })
+        };
+        let bad = 70_000 / 512 * 512;
+        assert!(matches!(status(0), Answer::Extents(extents) if extents == [Extent { length: bad, flags: HOLE }]));
+        assert!(failed(&status(bad), Status::IO_ERROR));
+        assert!(matches!(status(bad + 512), Answer::Extents(_)));
+
+        // The same when the file system says so: data at 0 and 8192, then the map can't be read.
+        let seek = |to| match to {
+            SeekFrom::Data(0) => Ok(0),
+            SeekFrom::Hole(0) => Ok(4096),
+            SeekFrom::Data(4096) => Ok(8192),
+            _ => Err(Errno::IO),
+        };
+        let found = extents_by(range(&volume, 0, 1 << 20), 512, seek).unwrap();
+        assert_eq!(found.iter().map(|extent| extent.length).collect::<Vec<_>>(), [4096, 4096]);
+        let error = extents_by(range(&volume, 8192, 1 << 19), 512, seek).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO));
     }
 
     /// An initiator may skip a hole; half a block of data in it would be lost.

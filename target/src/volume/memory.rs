@@ -4,6 +4,7 @@
 //! The memory is taken when the volume is opened and given back when it is closed: a discard makes the range
 //! read as zeros, no more.
 
+use std::io;
 use std::ops;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +14,7 @@ use twinrail_protocol::{Range, crc32c_append};
 use zerocopy::FromZeros;
 
 use super::{HOLE, push_extent};
-use crate::mapping::{LINE, Mapping, WORD, load, store};
+use crate::mapping::{LINE, Mapping, Pages, WORD, load, store};
 
 /// Unit of BLOCK STATUS in bytes.
 const CHUNK: u64 = 64 * 1024;
@@ -35,14 +36,16 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// `size` bytes of zeros. Nothing if the system doesn't have so much.
-    #[must_use]
-    pub fn new(size: u64) -> Option<Self> {
-        let length = usize::try_from(size).ok()?;
-        let groups = usize::try_from(size.div_ceil(CHUNK).div_ceil(64)).ok()?;
-        Some(Self {
-            memory: Mapping::new(length).ok()?,
-            written: FromZeros::new_box_zeroed_with_elems(groups).ok()?,
+    /// `size` bytes of zeros, on pages of this kind.
+    ///
+    /// # Errors
+    /// When the system doesn't have so much.
+    pub fn new(size: u64, pages: Pages) -> io::Result<Self> {
+        let length = usize::try_from(size).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let groups = usize::try_from(size.div_ceil(CHUNK).div_ceil(64)).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        Ok(Self {
+            memory: Mapping::new(length, pages)?,
+            written: FromZeros::new_box_zeroed_with_elems(groups).map_err(|_| io::ErrorKind::OutOfMemory)?,
             size,
             zeroing: Mutex::new(()),
         })
@@ -179,7 +182,7 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read_and_its_checksum_is_right() {
-        let store = MemoryStore::new(SIZE).unwrap();
+        let store = MemoryStore::new(SIZE, Pages::Plain).unwrap();
         let data = pattern(3 * CRC_STEP + 512);
         store.write(SIZE - data.len() as u64, &data);
         let mut out = vec![0; data.len()];
@@ -195,7 +198,7 @@ mod tests {
 
     #[test]
     fn extents_tell_holes_from_data_and_cover_the_range() {
-        let store = MemoryStore::new(SIZE).unwrap();
+        let store = MemoryStore::new(SIZE, Pages::Plain).unwrap();
         assert_eq!(flags(&store.extents(range(0, SIZE))), [(SIZE, true)]);
         store.write(63 * CHUNK + 512, &pattern(2 * CHUNK as usize));
         let all = [(63 * CHUNK, true), (3 * CHUNK, false), (4 * CHUNK + 512, true)];
@@ -220,7 +223,7 @@ mod tests {
     #[test]
     fn extents_stop_at_what_a_reply_can_hold() {
         let size = 2 * CHUNK * limits::MAX_EXTENTS as u64;
-        let store = MemoryStore::new(size).unwrap();
+        let store = MemoryStore::new(size, Pages::Plain).unwrap();
         for chunk in (0..size / CHUNK).step_by(2) {
             store.write(chunk * CHUNK, &pattern(512));
         }
@@ -238,7 +241,7 @@ mod tests {
             pages * rustix::param::page_size() as u64
         };
         let size = 8 << 30;
-        let Some(store) = MemoryStore::new(size) else {
+        let Ok(store) = MemoryStore::new(size, Pages::Plain) else {
             println!("skipped: this machine has less than 8 GiB");
             return;
         };
@@ -252,13 +255,13 @@ mod tests {
 
     #[test]
     fn memory_that_cannot_be_had_is_refused() {
-        assert!(MemoryStore::new(u64::MAX / 2).is_none());
+        assert!(MemoryStore::new(u64::MAX / 2, Pages::Plain).is_err());
     }
 
     /// Block status must never call a chunk a hole that has data in it, whoever zeroes at the same time.
     #[test]
     fn a_hole_holds_zeros_after_writers_and_zeroers_raced() {
-        let store = MemoryStore::new(SIZE).unwrap();
+        let store = MemoryStore::new(SIZE, Pages::Plain).unwrap();
         for round in 0..2000 {
             let barrier = std::sync::Barrier::new(3);
             std::thread::scope(|scope| {

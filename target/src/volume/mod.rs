@@ -5,6 +5,7 @@
 //! hung disk stalls no other volume. Plain reads and writes of files are the reactor's: it gives them to
 //! its ring.
 
+mod distinct;
 mod error_log;
 pub mod faults;
 pub mod file;
@@ -22,6 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use twinrail_protocol::wire::{Extent, ExtentFlags, VolumeFlags};
 use twinrail_protocol::{Geometry, Status, VolumeId, limits};
 
+pub use distinct::check_backings;
 pub use error_log::ErrorLog;
 pub use faults::{Access, Fault, Faults};
 pub use file::{FileStore, OpenOptions};
@@ -111,7 +113,11 @@ impl Volume {
                 }
                 let store = match backing {
                     Backing::Memory => Store::Memory(Arc::new(
-                        MemoryStore::new(size).ok_or_else(|| OpenError::NoMemory { name: name(), size })?,
+                        MemoryStore::new(size, spec.pages).map_err(|error| OpenError::NoMemory {
+                            name: name(),
+                            size,
+                            error,
+                        })?,
                     )),
                     _ => Store::Null,
                 };

@@ -146,6 +146,17 @@ pub enum OpenError {
         /// How long this target waited.
         waited: Duration,
     },
+    /// Two volumes of this target have one backing.
+    #[error(
+        "volumes {:?} and {:?} have the same backing, {}{}: give each one of its own, or serve both with read-only",
+        .volumes[0], .volumes[1], .paths[0].display(), alias(.paths)
+    )]
+    SameBacking {
+        /// Their names.
+        volumes: [String; 2],
+        /// What each of them calls it.
+        paths: [PathBuf; 2],
+    },
     /// The target was told to stop while it waited.
     #[error("stopped while waiting for {}", .path.display())]
     GaveUp {
@@ -153,12 +164,14 @@ pub enum OpenError {
         path: PathBuf,
     },
     /// No such amount of memory.
-    #[error("volume {name}: the system doesn't give {size} bytes of memory: make it smaller, or keep it in a file")]
+    #[error("volume {name}: {size} bytes of memory can't be had: {error}; make it smaller, or keep it in a file")]
     NoMemory {
         /// The volume.
         name: String,
         /// The size asked for in bytes.
         size: u64,
+        /// Why.
+        error: io::Error,
     },
     /// No thread.
     #[error("volume {name}: no thread can be started for it: raise the limit of threads (ulimit -u, TasksMax=)")]
@@ -177,15 +190,19 @@ pub enum OpenError {
         source: io::Error,
     },
     /// Anything else.
-    #[error("can't {action} {}: {source}", .path.display())]
+    #[error("can't {action} {}: {error}", .path.display())]
     Io {
         /// The path.
         path: PathBuf,
         /// What was tried.
         action: &'static str,
-        /// Why it failed.
-        source: io::Error,
+        /// Why it failed. Not its source: those are printed behind it, and this would be told twice.
+        error: io::Error,
     },
+}
+
+fn alias([first, second]: &[PathBuf; 2]) -> String {
+    if first == second { String::new() } else { format!(" (also called {})", second.display()) }
 }
 
 fn access(read_only: &bool) -> &'static str {
@@ -205,7 +222,7 @@ impl OpenError {
             Some(libc::EISDIR) => Self::Directory { path },
             Some(libc::EACCES | libc::EPERM) => Self::Permission { path, read_only },
             Some(libc::EROFS) => Self::ReadOnly { path },
-            _ => Self::Io { path, action, source },
+            _ => Self::Io { path, action, error: source },
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use twinrail_protocol::limits::{LOGICAL_BLOCK_RANGE, MAX_VOLUME_NAME};
 
 use super::faults::{FaultError, Faults};
+use crate::mapping::Pages;
 
 /// How long a target waits by default for the one that holds its backing: a predecessor that was killed
 /// holds it until the kernel has finished its writes.
@@ -58,6 +59,8 @@ pub struct VolumeSpec {
     pub faults: Option<Arc<Faults>>,
     /// How long to wait for another target that holds the backing.
     pub lock_wait: Duration,
+    /// What memory is made of. The target's to set, for all volumes.
+    pub pages: Pages,
 }
 
 /// What is wrong with a volume as it was asked for.
@@ -156,6 +159,7 @@ impl VolumeSpec {
             max_transfer: DEFAULT_MAX_TRANSFER,
             faults: None,
             lock_wait: DEFAULT_LOCK_WAIT,
+            pages: Pages::default(),
         })
     }
 
@@ -269,18 +273,26 @@ pub(super) fn did_you_mean(nearest: &Option<&str>) -> String {
     nearest.map(|name| format!("; did you mean {name:?}?")).unwrap_or_default()
 }
 
-/// Letters to insert, delete or exchange to make one of the other (Levenshtein).
+/// Letters to insert, delete or exchange, or neighbours to swap, to make one of the other (Damerau-Levenshtein, no
+/// letter twice).
 fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.chars().count()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.chars().enumerate() {
-            let change = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(diagonal + 1).min(row[j] + 1);
+    let [a, b]: [Vec<char>; 2] = [a, b].map(|word| word.chars().collect());
+    // Rows of the table of distances between the beginnings of both: that of two letters less, of one less, and
+    // the one that is being filled in.
+    let (mut before_last, mut last): (Vec<usize>, Vec<usize>) = (Vec::new(), (0..=b.len()).collect());
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let changed = last[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut least = changed.min(last[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                least = least.min(before_last[j - 2] + 1);
+            }
+            row.push(least);
         }
+        before_last = std::mem::replace(&mut last, row);
     }
-    row[b.chars().count()]
+    last[b.len()]
 }
 
 #[cfg(test)]
@@ -332,6 +344,14 @@ mod tests {
         assert!(error("d=/x,inject").contains("volume d: inject: "));
         assert!(error("n=null").contains("add size="));
         assert!(error("m=memory,size=1G,write-through").contains("can't be write-through"));
+    }
+
+    #[test]
+    fn swapped_letters_are_one_slip() {
+        assert_eq!(["size", "siez", "sise", "sze", "", "isez"].map(|word| distance(word, "size")), [0, 1, 1, 1, 4, 2]);
+        assert_eq!(distance("", "é"), 1);
+        assert_eq!(nearest("siez", &["inject", "size"]), Some("size"));
+        assert_eq!(nearest("lgo", &["log", "pin"]), Some("log"));
     }
 
     #[test]

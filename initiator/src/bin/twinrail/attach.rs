@@ -6,6 +6,9 @@ use clap::ValueEnum;
 use twinrail_initiator::{AttachMode, Metrics, Options, Queue, VolumeUrl, blocking};
 use twinrail_protocol::limits::{MAX_DEPTH, MAX_QUEUES};
 
+use crate::exit::usage;
+use crate::number;
+
 /// How long the end of the session may take to be confirmed.
 const CLOSE: Duration = Duration::from_secs(5);
 
@@ -30,6 +33,23 @@ impl From<Mode> for AttachMode {
     }
 }
 
+/// When to stop waiting for a connection that was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FailFast {
+    After(Duration),
+    Never,
+}
+
+fn fail_fast(text: &str) -> Result<FailFast, String> {
+    match text {
+        "never" => Ok(FailFast::Never),
+        text => match number::seconds(0.001, 86_400.0)(text) {
+            Ok(span) => Ok(FailFast::After(span)),
+            Err(error) => Err(format!("{error}, or `never`")),
+        },
+    }
+}
+
 /// Options that every command with a volume takes.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Attaching")]
@@ -44,11 +64,14 @@ pub(crate) struct AttachArguments {
     #[arg(long)]
     pub(crate) name: Option<String>,
     /// Queues, each with a connection of its own [default: half the processors, at most 4]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES)))]
+    #[arg(long, value_parser = number::whole(1, MAX_QUEUES))]
     pub(crate) queues: Option<u16>,
     /// Requests that each queue may have in flight [default: 128]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_DEPTH)))]
+    #[arg(long, value_parser = number::whole(1, MAX_DEPTH))]
     pub(crate) depth: Option<u16>,
+    /// End with code 5 after so many seconds without a connection that answers; `never` holds requests for ever
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = fail_fast)]
+    pub(crate) fail_fast: FailFast,
     /// Where the numbers go, if somebody wants them.
     #[arg(skip)]
     pub(crate) metrics: Option<Metrics>,
@@ -64,6 +87,10 @@ impl AttachArguments {
             name: self.name.clone().unwrap_or(default.name),
             queues: self.queues.unwrap_or(default.queues),
             depth: self.depth.unwrap_or(default.depth),
+            fail_fast: match self.fail_fast {
+                FailFast::After(span) => Some(span),
+                FailFast::Never => None,
+            },
             metrics: self.metrics.clone(),
             ..default
         }
@@ -77,9 +104,7 @@ impl AttachArguments {
     /// Attaches a volume to write to.
     pub(crate) fn to_write(&self, url: &VolumeUrl) -> anyhow::Result<blocking::Volume> {
         if self.mode == Some(Mode::ReadOnly) {
-            return Err(crate::exit::usage(format!(
-                "--mode read-only doesn't go with writing to {url}: use exclusive or shared"
-            )));
+            return Err(usage(format!("--mode read-only doesn't go with writing to {url}: use exclusive or shared")));
         }
         Ok(blocking::Volume::connect(url, self.options(Mode::Exclusive))?)
     }
@@ -96,5 +121,19 @@ pub(crate) fn close(mut queues: Vec<Queue>) {
             return;
         }
         first.wait(Some(left));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scripts_get_an_exit_code_unless_they_ask_not_to() {
+        assert_eq!(fail_fast("never"), Ok(FailFast::Never));
+        assert_eq!(fail_fast("0.5"), Ok(FailFast::After(Duration::from_millis(500))));
+        for bad in ["0", "x", "-1", "", "forever"] {
+            assert!(fail_fast(bad).is_err_and(|error| error.contains("seconds") && error.contains("never")), "{bad}");
+        }
     }
 }

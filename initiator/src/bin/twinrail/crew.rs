@@ -7,17 +7,19 @@ use std::thread;
 use crate::interrupt::Interrupt;
 
 /// Lets `count` threads repeat `step` until it says that nothing is left. The first error, or a signal, stops
-/// all of them after the step they are at; each thread keeps what `begin` gave it from step to step.
+/// all of them after the step they are at; each thread keeps what `begin` gave it from step to step. `give_up` is
+/// called when there is an error, so that no thread waits for one that has failed.
 pub(crate) fn work<S>(
     count: usize,
     interrupt: &Interrupt,
-    begin: impl Fn() -> anyhow::Result<S> + Sync,
+    begin: impl Fn() -> S + Sync,
     step: impl Fn(&mut S) -> anyhow::Result<bool> + Sync,
+    give_up: impl Fn() + Sync,
 ) -> anyhow::Result<()> {
     let stopped = AtomicBool::new(false);
     let failure = Mutex::new(None);
     let toil = || -> anyhow::Result<()> {
-        let mut state = begin()?;
+        let mut state = begin();
         while !stopped.load(Ordering::Relaxed) && !interrupt.came() {
             if !step(&mut state)? {
                 break;
@@ -30,8 +32,9 @@ pub(crate) fn work<S>(
             scope.spawn(|| {
                 if let Err(error) = toil() {
                     stopped.store(true, Ordering::Relaxed);
-                    // Others fail because of the first.
+                    // Others fail because of the first: it is kept before they hear of it.
                     failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    give_up();
                 }
             });
         }
@@ -42,23 +45,36 @@ pub(crate) fn work<S>(
     }
 }
 
+/// Lets `count` threads do `task` for each of the items, which are begun in their order. For the rest see [`work`].
+pub(crate) fn each<T: Send, S>(
+    count: usize,
+    interrupt: &Interrupt,
+    items: impl Iterator<Item = T> + Send,
+    begin: impl Fn() -> S + Sync,
+    task: impl Fn(&mut S, T) -> anyhow::Result<()> + Sync,
+) -> anyhow::Result<()> {
+    let left = Mutex::new(items);
+    let step = |state: &mut S| {
+        let next = left.lock().unwrap_or_else(PoisonError::into_inner).next();
+        next.map_or(Ok(false), |item| task(state, item).map(|()| true))
+    };
+    work(count, interrupt, begin, step, || ())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::Barrier;
     use std::sync::atomic::AtomicU32;
+    use std::sync::{Barrier, Condvar};
 
     #[test]
-    fn every_step_is_taken_once() {
-        let (next, sum) = (AtomicU32::new(0), AtomicU32::new(0));
-        let step = |_: &mut ()| {
-            let mine = next.fetch_add(1, Ordering::Relaxed);
-            if mine < 1000 {
-                sum.fetch_add(mine, Ordering::Relaxed);
-            }
-            Ok(mine < 1000)
+    fn every_item_is_done_once() {
+        let sum = AtomicU32::new(0);
+        let add = |(): &mut (), item| {
+            sum.fetch_add(item, Ordering::Relaxed);
+            Ok(())
         };
-        work(4, &Interrupt::default(), || Ok(()), step).unwrap();
+        each(4, &Interrupt::default(), 0..1000, || (), add).unwrap();
         assert_eq!(sum.into_inner(), 499_500);
     }
 
@@ -72,7 +88,25 @@ mod tests {
             }
             Ok(true)
         };
-        let error = work(2, &Interrupt::default(), || Ok(false), met).unwrap_err();
+        let error = work(2, &Interrupt::default(), || false, met, || ()).unwrap_err();
         assert_eq!(error.to_string(), "the leader stumbles");
+    }
+
+    #[test]
+    fn an_error_that_followed_from_the_first_was_told_in_its_place() {
+        let (meeting, given_up, changed) = (Barrier::new(2), Mutex::new(false), Condvar::new());
+        let step = |(): &mut ()| -> anyhow::Result<bool> {
+            if meeting.wait().is_leader() {
+                anyhow::bail!("the cause");
+            }
+            drop(changed.wait_while(given_up.lock().unwrap(), |given_up| !*given_up));
+            anyhow::bail!("what followed")
+        };
+        let give_up = || {
+            *given_up.lock().unwrap() = true;
+            changed.notify_all();
+        };
+        let error = work(2, &Interrupt::default(), || (), step, give_up).unwrap_err();
+        assert_eq!(error.to_string(), "the cause");
     }
 }

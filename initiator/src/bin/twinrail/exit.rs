@@ -1,9 +1,12 @@
 //! How the command ends: one line that says why, and a code that scripts can branch on.
 
 use std::fmt;
+use std::io::Write;
 use std::process::ExitCode;
 
-use twinrail_initiator::{ConnectError, Error, Rejection, Status};
+use twinrail_initiator::{ConnectError, Error, PathEnd, Rejection, Status};
+
+use crate::{output, streams};
 
 /// The part of `--help` about exit codes.
 pub(crate) const HELP: &str = "\
@@ -12,10 +15,11 @@ Exit codes:
   1    the operation failed: an I/O error, a checksum or comparison that differs, a full disk;
        also, without a word, when the reader of stdout went away
   2    a wrong argument or address; nothing was done
-  3    the target can't be reached, or isn't one
+  3    the target can't be reached, is about to stop, or isn't one
   4    the target refuses the volume: unknown, held by another, read-only, no permission
-  5    the connection was lost, or another writer took the volume: whether the last changes
-       were executed is unknown
+  5    the session was lost: no connection for as long as --fail-fast allows, a target that was
+       restarted, another writer that took the volume; whether the last changes were executed
+       is unknown
   130  interrupted by SIGINT or SIGTERM";
 
 /// The codes of [`HELP`], which never change their meaning.
@@ -74,9 +78,9 @@ impl std::error::Error for ReaderGone {}
 /// Says why on stderr.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
     if error.is::<Interrupted>() {
-        eprintln!("twinrail: {Interrupted}");
+        output::complain(format_args!("twinrail: {Interrupted}"));
     } else if !error.is::<ReaderGone>() {
-        eprintln!("twinrail: {}", line(error));
+        output::complain(format_args!("twinrail: {}", line(error)));
     }
     ExitCode::from(code(error) as u8)
 }
@@ -86,9 +90,11 @@ pub(crate) fn code(error: &anyhow::Error) -> Code {
     let found = error.chain().find_map(|cause| {
         let connect = cause.downcast_ref::<ConnectError>().map(code_of_connect);
         let command = || cause.downcast_ref::<Error>().map(code_of_command);
+        // Whichever way the path ended, a queue says so with nothing in flight too.
+        let path = || cause.is::<PathEnd>().then_some(Code::Lost);
         let usage = || cause.is::<Usage>().then_some(Code::Usage);
         let interrupted = || cause.is::<Interrupted>().then_some(Code::Interrupted);
-        connect.or_else(command).or_else(usage).or_else(interrupted)
+        connect.or_else(command).or_else(path).or_else(usage).or_else(interrupted)
     });
     found.unwrap_or(Code::Failed)
 }
@@ -97,6 +103,7 @@ fn code_of_connect(error: &ConnectError) -> Code {
     match error {
         ConnectError::Option(_) => Code::Usage,
         ConnectError::Memory(_) | ConnectError::System { .. } => Code::Failed,
+        ConnectError::Refused { status: Status::DRAINING | Status::SHUTDOWN, .. } => Code::Unreachable,
         ConnectError::Refused { .. } | ConnectError::WrongVolume { .. } | ConnectError::Authentication { .. } => {
             Code::Refused
         }
@@ -108,12 +115,17 @@ fn code_of_command(error: &Error) -> Code {
     match error {
         Error::Rejected(Rejection::Memory(_)) => Code::Failed,
         Error::Rejected(_) => Code::Usage,
-        Error::Target { status: Status::PREEMPTED, .. } => Code::Lost,
+        Error::Target { status, .. } if ends_the_session(*status) => Code::Lost,
         Error::OutcomeUnknown { .. } | Error::ConnectionLost { .. } | Error::Ended { .. } | Error::Timeout { .. } => {
             Code::Lost
         }
         Error::Target { .. } | Error::CompareFailed { .. } | Error::Protocol { .. } => Code::Failed,
     }
+}
+
+/// Whether a status is about the session or its connection, and not about the command that it answers.
+fn ends_the_session(status: Status) -> bool {
+    matches!(status.0 >> 8, 3 | 4)
 }
 
 /// An error and its causes in one line. Many errors have the words of their cause in their own.
@@ -133,11 +145,11 @@ fn line(error: &anyhow::Error) -> String {
 /// Ends for what clap has to say: a text that was asked for, or an error in the form of ours.
 pub(crate) fn from_clap(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
-        // Nobody is left to hear of it when even this can't be printed.
-        let _ = error.print();
-        return ExitCode::SUCCESS;
+        let printed = streams::stdout_is_open()
+            .and_then(|()| output::written(error.print().and_then(|()| std::io::stdout().flush())));
+        return printed.map_or_else(|error| report(&error), |()| ExitCode::SUCCESS);
     }
-    eprintln!("twinrail: {}", clap_line(&error.render().to_string()));
+    output::complain(format_args!("twinrail: {}", clap_line(&error.render().to_string())));
     ExitCode::from(Code::Usage as u8)
 }
 
@@ -170,7 +182,16 @@ mod tests {
         let lost = Error::OutcomeUnknown { opcode: Opcode::WRITE, end: PathEnd::ClosedByTarget };
         let failed = Error::Target { opcode: Opcode::READ, status: Status::IO_ERROR };
         let preempted = Error::Target { opcode: Opcode::WRITE, status: Status::PREEMPTED };
-        let cases: [(anyhow::Error, Code); 8] = [
+        let leaving = ConnectError::Refused {
+            target: target(),
+            stage: twinrail_initiator::connect::Stage::Dial,
+            status: Status::DRAINING,
+            text: String::new(),
+            retry_after_ms: 0,
+            versions: (1, 1),
+        };
+        let cases: [(anyhow::Error, Code); 9] = [
+            (leaving.into(), Code::Unreachable),
             (unreachable.into(), Code::Unreachable),
             (refused.into(), Code::Refused),
             (anyhow::Error::from(lost).context("copying"), Code::Lost),
@@ -184,6 +205,25 @@ mod tests {
             assert_eq!(code(&error), expected, "{error:#}");
             let number = (expected as u8).to_string();
             assert!(HELP.lines().any(|line| line.trim_start().starts_with(&number)), "{number} isn't in the help");
+        }
+    }
+
+    #[test]
+    fn a_path_that_ended_with_nothing_in_flight_was_an_operation_that_failed() {
+        let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        let text = "the target stops".to_owned();
+        let ends = [
+            PathEnd::from(reset),
+            PathEnd::ClosedByTarget,
+            PathEnd::Disconnected { status: Status::SHUTDOWN, text },
+            PathEnd::Sibling,
+        ];
+        for end in ends {
+            assert_eq!(code(&end.clone().into()), Code::Lost, "{end}");
+            assert_eq!(code(&Error::Ended { end }.into()), Code::Lost);
+        }
+        for status in [Status::SHUTDOWN, Status::DRAINING, Status::SESSION_LOST, Status::CONNECTION_LOST] {
+            assert_eq!(code(&Error::Target { opcode: Opcode::READ, status }.into()), Code::Lost, "{status}");
         }
     }
 
@@ -204,7 +244,7 @@ mod tests {
 
     #[test]
     fn clap_is_brought_into_one_line() {
-        let say = |words: &[&str]| match crate::Arguments::command().try_get_matches_from(words) {
+        let say = |words: &[&str]| match crate::parse(words) {
             Ok(_) => panic!("{words:?} pass"),
             Err(error) => clap_line(&error.render().to_string()),
         };
@@ -215,6 +255,8 @@ mod tests {
         let line = say(&["twinrail", "ping", "--cuont", "3", "twinrail://h/d"]);
         assert!(line.contains("'--cuont'") && line.contains("--count"), "{line}");
         assert!(!line.contains('\n'));
+        let line = say(&["twinrail", "read", "twinrail://h/d", "--offset", "-1"]);
+        assert!(line.contains("`-1` is no size in bytes"), "{line}");
         assert!(say(&["twinrail"]).contains("no command"), "{}", say(&["twinrail"]));
     }
 

@@ -3,14 +3,14 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use serde::Serialize;
-use twinrail_initiator::{Metrics, Session, VolumeFlags, VolumeUrl};
+use twinrail_initiator::{Session, VolumeFlags, VolumeUrl};
 use twinrail_protocol::wire::{Family, Portal};
 
 use crate::attach::{self, AttachArguments, Mode};
-use crate::output;
 use crate::size::Shown;
+use crate::{metrics, output};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -53,11 +53,11 @@ struct Report {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { url, json, attach } = arguments;
     let report = ask(url, attach)?;
-    if *json { output::print_json(&report) } else { output::print(&report.to_string()) }
+    output::tell(&report, *json)
 }
 
 fn ask(url: &VolumeUrl, arguments: &AttachArguments) -> anyhow::Result<Report> {
-    let metrics = Metrics::new().map_err(|error| anyhow!("the metrics can't be registered: {error}"))?;
+    let metrics = metrics::new()?;
     let (session, queues) = Session::attach(url, &arguments.options(Mode::ReadOnly), &metrics)?;
     let (info, first) = (session.info(), queues.first().context("the target gives no queue")?);
     let credits = first.credits();

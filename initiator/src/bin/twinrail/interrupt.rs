@@ -9,6 +9,7 @@ use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::exit::{Code, Interrupted};
+use crate::output;
 
 /// How long a command may take to end after the first signal; the second one ends it at once.
 const GRACE: Duration = Duration::from_secs(10);
@@ -57,9 +58,9 @@ impl Interrupt {
                 _ = terminated.recv() => {},
                 () = tokio::time::sleep(GRACE) => {},
             }
-            eprintln!("twinrail: interrupted; requests that were in flight may or may not have been executed");
+            output::complain("twinrail: interrupted; requests that were in flight may or may not have been executed");
         } else {
-            eprintln!("twinrail: {Interrupted}");
+            output::complain(format_args!("twinrail: {Interrupted}"));
         }
         std::process::exit(i32::from(Code::Interrupted as u8));
     }

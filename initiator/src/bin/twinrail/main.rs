@@ -9,20 +9,25 @@ mod crew;
 mod exit;
 mod info;
 mod interrupt;
+mod log;
 mod metrics;
+mod number;
 mod output;
 mod ping;
 mod progress;
 mod range;
 mod read;
 mod size;
+mod streams;
 mod sums;
+mod transfer;
 mod verify;
 mod write;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::interrupt::Interrupt;
 
@@ -61,7 +66,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
+    let arguments = match parse(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(error) => return exit::from_clap(&error),
     };
@@ -71,8 +76,20 @@ fn main() -> ExitCode {
     }
 }
 
+fn parse<W: Into<OsString> + Clone>(words: impl IntoIterator<Item = W>) -> Result<Arguments, clap::Error> {
+    // `--offset -1` has a wrong value: `-1` isn't an option that nobody knows.
+    let mut command = Arguments::command().mut_subcommands(|command| {
+        command.mut_args(|arg| {
+            let named = arg.get_long().is_some() && arg.get_action().takes_values();
+            if named { arg.allow_negative_numbers(true) } else { arg }
+        })
+    });
+    let mut found = command.try_get_matches_from_mut(words)?;
+    Arguments::from_arg_matches_mut(&mut found).map_err(|error| error.format(&mut command))
+}
+
 fn run(command: Command) -> anyhow::Result<()> {
-    log()?;
+    log::begin()?;
     let interrupt = Interrupt::listen()?;
     match command {
         Command::Info(arguments) => info::run(&arguments),
@@ -84,18 +101,4 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Bench(arguments) => bench::run(&arguments, &interrupt),
         Command::MetricsTable => metrics::print_table(),
     }
-}
-
-/// What the library has to say goes to stderr if somebody asked for it by `RUST_LOG`: whatever ends a command
-/// is in its last line anyway.
-fn log() -> anyhow::Result<()> {
-    use tracing_subscriber::EnvFilter;
-    let filter = match std::env::var(EnvFilter::DEFAULT_ENV) {
-        Ok(text) if !text.is_empty() => {
-            EnvFilter::try_new(&text).map_err(|e| exit::usage(format!("RUST_LOG can't be `{text}`: {e}")))?
-        }
-        _ => EnvFilter::new("off"),
-    };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    Ok(())
 }

@@ -19,10 +19,21 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Longest request in bytes.
 const LONGEST_REQUEST: usize = 8 << 10;
 
+/// Metrics that nobody reads yet.
+pub(crate) fn new() -> anyhow::Result<Metrics> {
+    Metrics::new().map_err(|error| anyhow!("the metrics can't be registered: {error}"))
+}
+
+/// Reads an address to serve metrics at.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+    let address = text.parse().ok().filter(|address: &SocketAddr| address.port() != 0);
+    address.ok_or_else(|| "it must be an IP address and a port, like 127.0.0.1:9451 or [::1]:9451".to_owned())
+}
+
 /// Serves metrics at `address`, if there is one, for as long as the process lives: gives them, to be filled.
 pub(crate) fn serve(address: Option<SocketAddr>) -> anyhow::Result<Option<Metrics>> {
     let Some(address) = address else { return Ok(None) };
-    let metrics = Metrics::new().map_err(|error| anyhow!("the metrics can't be registered: {error}"))?;
+    let metrics = new()?;
     let listener = TcpListener::bind(address)
         .with_context(|| format!("metrics can't be served at {address}: choose another address with --metrics"))?;
     let served = metrics.clone();
@@ -96,7 +107,7 @@ pub(crate) fn print_table() -> anyhow::Result<()> {
 }
 
 fn table() -> String {
-    let mut table = "| name | type | labels | meaning |\n|---|---|---|---|".to_owned();
+    let mut table = "| metric | kind | labels | meaning |\n|---|---|---|---|".to_owned();
     for metric in METRICS {
         let labels: Vec<_> = metric.labels.iter().map(|label| format!("`{label}`")).collect();
         table += &format!("\n| `{}` | {} | {} | {} |", metric.name, metric.kind.name(), labels.join(", "), metric.help);
@@ -133,6 +144,14 @@ mod tests {
         assert!(get("GET / HTTP/1.0\r\n\r\n").starts_with("HTTP/1.1 404"));
         assert!(get("POST /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 400"));
         assert!(get("GET /healthz HTTP/1.1\r\n\r\n").ends_with("\r\n\r\nok\n"));
+    }
+
+    #[test]
+    fn an_address_without_a_port_is_refused_with_one_that_has_it() {
+        assert!(address("127.0.0.1:9451").is_ok() && address("[::1]:9451").is_ok());
+        for bad in ["xx", "9451", "127.0.0.1", "localhost:9451", "127.0.0.1:0", "127.0.0.1:99999"] {
+            assert!(address(bad).is_err_and(|error| error.contains("127.0.0.1:9451")), "{bad}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `ping`: round trips to the reactor that serves the volume, none of them to the storage.
 
+use std::fmt;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -8,20 +9,19 @@ use serde::Serialize;
 use twinrail_initiator::VolumeUrl;
 
 use crate::attach::AttachArguments;
-use crate::exit::usage;
 use crate::interrupt::Interrupt;
-use crate::output;
+use crate::{number, output};
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// The volume: twinrail://host[:port]/volume
     url: VolumeUrl,
     /// Round trips
-    #[arg(long, short, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, short, default_value_t = 10, value_parser = number::whole(1, u64::MAX))]
     count: u64,
     /// Time between two of them in seconds; 0 leaves none
-    #[arg(long, short, default_value_t = 0.2, value_name = "SECONDS")]
-    interval: f64,
+    #[arg(long, short, default_value = "0.2", value_name = "SECONDS", value_parser = number::seconds(0.0, 3600.0))]
+    interval: Duration,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -43,11 +43,6 @@ struct Summary {
 
 pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<()> {
     let Arguments { url, count, interval, json, attach } = arguments;
-    let interval =
-        Duration::try_from_secs_f64(*interval).ok().filter(|interval| *interval <= Duration::from_secs(3600));
-    let Some(interval) = interval else {
-        return Err(usage("--interval is a number of seconds from 0 to 3600, like 0.2"));
-    };
     // One round trip at a time needs one queue.
     let attach = AttachArguments { queues: Some(attach.queues.unwrap_or(1)), ..attach.clone() };
     let volume = attach.to_read(url)?;
@@ -61,7 +56,7 @@ pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Resul
             output::print(&format!("{url}: round trip {number} took {:.1} us", trip.as_secs_f64() * 1e6))?;
         }
         if number < *count {
-            interrupted = interrupt.wait(interval, || false);
+            interrupted = interrupt.wait(*interval, || false);
             if interrupted.is_err() {
                 break;
             }
@@ -79,14 +74,14 @@ pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Resul
         max_us: us(trips_ns.max()),
     };
     volume.close()?;
-    if *json {
-        output::print_json(&summary)?;
-    } else {
-        let Summary { target_name, count, min_us, avg_us, p99_us, max_us, .. } = &summary;
-        output::print(&format!(
-            "{count} round trips to {target_name}: min {min_us:.1} us, avg {avg_us:.1} us, p99 {p99_us:.1} us, \
-             max {max_us:.1} us"
-        ))?;
-    }
+    output::tell(&summary, *json)?;
     Ok(interrupted?)
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { target_name, count, min_us, avg_us, p99_us, max_us, .. } = self;
+        write!(f, "{count} round trips to {target_name}: min {min_us:.1} us, avg {avg_us:.1} us, ")?;
+        write!(f, "p99 {p99_us:.1} us, max {max_us:.1} us")
+    }
 }

@@ -2,10 +2,9 @@
 //! that no data moves.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, bail};
-use twinrail_initiator::{ExtentFlags, blocking};
+use twinrail_initiator::blocking;
 use twinrail_protocol::limits::MAX_VERIFY_RANGE;
 
 use crate::crew;
@@ -15,9 +14,6 @@ use crate::range::Range;
 
 /// Longest range that is summed up as one, in bytes.
 pub(crate) const CHUNK: u64 = MAX_VERIFY_RANGE;
-
-/// Zeros from this length on are looked for in the map of the volume before anything is read, in bytes.
-const LONG_ZEROS: u64 = 1 << 20;
 
 /// VERIFY commands in flight: each reads up to a chunk from the target's storage.
 const VERIFIERS: usize = 4;
@@ -32,28 +28,24 @@ pub(crate) struct Sums {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sum {
     length: u64,
-    content: Content,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Content {
-    Data { crc: u32 },
-    Zeros,
+    crc: u32,
 }
 
 impl Sums {
     /// Data of this length and CRC32C is at `offset`.
     pub(crate) fn data(&mut self, offset: u64, length: u64, crc: u32) {
-        self.add(offset, Sum { length, content: Content::Data { crc } });
+        self.add(offset, Sum { length, crc });
     }
 
-    /// Zeros are at `offset`.
-    pub(crate) fn zeros(&mut self, offset: u64, length: u64) {
-        let content = match length < LONG_ZEROS {
-            true => Content::Data { crc: crc_of_zeros(length) },
-            false => Content::Zeros,
-        };
-        self.add(offset, Sum { length, content });
+    /// Zeros are at `offset`. They are summed up like data: that a map calls a range zeros is no proof that it reads
+    /// as zeros.
+    pub(crate) fn zeros(&mut self, mut offset: u64, length: u64) {
+        let end = offset + length;
+        while offset < end {
+            let length = (CHUNK - offset % CHUNK).min(end - offset);
+            self.add(offset, Sum { length, crc: crc_of_zeros(length) });
+            offset += length;
+        }
     }
 
     fn add(&mut self, mut offset: u64, mut sum: Sum) {
@@ -80,20 +72,23 @@ impl Sums {
         interrupt: &Interrupt,
         progress: &Progress,
     ) -> anyhow::Result<()> {
-        let left = Mutex::new(self.by_offset.into_iter());
-        crew::work(
+        let stretches = self.by_offset.into_iter();
+        crew::each(
             VERIFIERS,
             interrupt,
-            || Ok(()),
-            |()| {
-                let next = left.lock().unwrap_or_else(PoisonError::into_inner).next();
-                let Some((offset, Sum { length, content })) = next else { return Ok(false) };
-                match content {
-                    Content::Data { crc } => same(volume, offset, length, crc)?,
-                    Content::Zeros => zeros(volume, offset, length, interrupt)?,
+            stretches,
+            || (),
+            |(), (offset, Sum { length, crc })| {
+                let range = Range { offset, length };
+                let found = volume.verify(offset, length).with_context(|| range.to_string())?;
+                if found != crc {
+                    bail!(
+                        "verification failed: the volume's {range} have checksum {found:08x}, not {crc:08x}; is somebody \
+                     else writing there?"
+                    );
                 }
                 progress.add(length);
-                Ok(true)
+                Ok(())
             },
         )
     }
@@ -105,42 +100,10 @@ fn together(offset: u64, first: Sum, next: u64, second: Sum) -> Option<Sum> {
     if offset + first.length != next {
         return None;
     }
-    let content = match (first.content, second.content) {
-        (Content::Zeros, Content::Zeros) => Content::Zeros,
-        (Content::Data { crc: a }, Content::Data { crc: b }) if offset / CHUNK == next / CHUNK && length <= CHUNK => {
-            Content::Data { crc: crc32c::crc32c_combine(a, b, second.length as usize) }
-        }
-        _ => return None,
-    };
-    Some(Sum { length, content })
-}
-
-/// Fails if the volume has something else than data of this CRC32C.
-fn same(volume: &blocking::Volume, offset: u64, length: u64, crc: u32) -> anyhow::Result<()> {
-    let range = Range { offset, length };
-    let found = volume.verify(offset, length).with_context(|| range.to_string())?;
-    if found == crc {
-        return Ok(());
+    if offset / CHUNK != next / CHUNK || length > CHUNK {
+        return None;
     }
-    bail!(
-        "verification failed: the volume's {range} have checksum {found:08x}, not {crc:08x}; is somebody else \
-         writing there?"
-    )
-}
-
-/// Fails if the volume has something else than zeros. What the map of the volume says to be zeros is.
-fn zeros(volume: &blocking::Volume, mut offset: u64, length: u64, interrupt: &Interrupt) -> anyhow::Result<()> {
-    for extent in volume.block_status(offset, length)? {
-        let until = offset + extent.length;
-        while !extent.flags.has(ExtentFlags::ZERO) && offset < until {
-            interrupt.check()?;
-            let step = (until - offset).min(CHUNK);
-            same(volume, offset, step, crc_of_zeros(step))?;
-            offset += step;
-        }
-        offset = until;
-    }
-    Ok(())
+    Some(Sum { length, crc: crc32c::crc32c_combine(first.crc, second.crc, second.length as usize) })
 }
 
 /// The CRC32C of so many zeros, in steps that double.
@@ -171,16 +134,18 @@ mod tests {
     }
 
     #[test]
-    fn long_zeros_are_one_stretch_and_short_ones_belong_to_the_data() {
+    fn zeros_were_left_out_of_the_sums() {
         let mut sums = Sums::default();
-        sums.zeros(0, 8 << 30);
-        sums.zeros(8 << 30, 1 << 30);
-        assert_eq!(sums.by_offset.len(), 1);
-        sums.data(9 << 30, 3, crc32c::crc32c(b"abc"));
-        sums.zeros((9 << 30) + 3, 5);
-        let crc = crc32c::crc32c(b"abc\0\0\0\0\0");
-        assert_eq!(sums.by_offset.len(), 2);
-        assert_eq!(sums.by_offset[&(9 << 30)], Sum { length: 8, content: Content::Data { crc } });
+        sums.zeros(CHUNK - 4096, CHUNK + 8192);
+        sums.data(2 * CHUNK + 4096, 3, crc32c::crc32c(b"abc"));
+        sums.zeros(2 * CHUNK + 4099, 5);
+        let end = [&[0; 4096][..], b"abc\0\0\0\0\0"].concat();
+        let expected = [
+            (CHUNK - 4096, Sum { length: 4096, crc: crc_of_zeros(4096) }),
+            (CHUNK, Sum { length: CHUNK, crc: crc_of_zeros(CHUNK) }),
+            (2 * CHUNK, Sum { length: 4104, crc: crc32c::crc32c(&end) }),
+        ];
+        assert_eq!(sums.by_offset.into_iter().collect::<Vec<_>>(), expected);
     }
 
     #[test]
@@ -205,7 +170,7 @@ mod tests {
             }
             let crc = crc32c::crc32c(&bytes);
             let whole: Vec<_> = sums.by_offset.into_iter().collect();
-            prop_assert_eq!(whole, [(100, Sum { length: 40, content: Content::Data { crc } })]);
+            prop_assert_eq!(whole, [(100, Sum { length: 40, crc })]);
         }
     }
 }

@@ -92,7 +92,7 @@ pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Resul
         let range = range.in_whole_blocks(&volume.geometry())?;
         let report = sums(&volume, url, range, *json, interrupt).with_context(|| url.to_string())?;
         volume.close()?;
-        return if *json { output::print_json(&report) } else { output::print(&report.to_string()) };
+        return output::tell(&report, *json);
     };
     let range = compared(&volume, *range, &name, length)?;
     let first_difference = compare(&volume, range, &file, &name, *json, interrupt);
@@ -157,17 +157,14 @@ fn sums(
     interrupt: &Interrupt,
 ) -> anyhow::Result<Report> {
     let progress = Progress::begin("verifying", Some(range.length), script);
-    let left = Mutex::new(chunks(range));
     let found = Mutex::new(Vec::new());
-    let step = |(): &mut ()| {
-        let next = left.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let Some(chunk) = next else { return Ok(false) };
+    let sum = |(): &mut (), chunk: Range| {
         let crc = volume.verify(chunk.offset, chunk.length).with_context(|| chunk.to_string())?;
         found.lock().unwrap_or_else(PoisonError::into_inner).push((chunk.offset, chunk.length, crc));
         progress.add(chunk.length);
-        Ok(true)
+        Ok(())
     };
-    crew::work(WORKERS, interrupt, || Ok(()), step)?;
+    crew::each(WORKERS, interrupt, chunks(range), || (), sum)?;
     drop(progress);
     let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     found.sort_unstable();
@@ -211,19 +208,17 @@ fn compare(
         Ok(there != here)
     };
     let progress = Progress::begin("comparing", Some(range.length), script);
-    let left = Mutex::new(chunks(whole));
     let first = AtomicU64::new(u64::MAX);
-    let step = |buffer: &mut Vec<u8>| {
-        let next = left.lock().unwrap_or_else(PoisonError::into_inner).next();
-        // What lies behind a difference doesn't matter any more.
-        let Some(chunk) = next.filter(|chunk| chunk.offset < first.load(Ordering::Relaxed)) else { return Ok(false) };
+    // What lies behind a difference doesn't matter any more.
+    let matter = chunks(whole).take_while(|chunk| chunk.offset < first.load(Ordering::Relaxed));
+    let compare = |buffer: &mut Vec<u8>, chunk: Range| {
         if differs(chunk, buffer)? {
             first.fetch_min(chunk.offset, Ordering::Relaxed);
         }
         progress.add(chunk.length);
-        Ok(true)
+        Ok(())
     };
-    crew::work(WORKERS, interrupt, || Ok(vec![0; READ]), step)?;
+    crew::each(WORKERS, interrupt, matter, || vec![0; READ], compare)?;
     let first = first.into_inner();
     if let Some(chunk) = chunks(whole).find(|chunk| chunk.offset == first) {
         let mut buffer = vec![0; READ];

@@ -2,15 +2,13 @@
 
 use std::path::PathBuf;
 
-use anyhow::Context;
-use serde::Serialize;
 use twinrail_initiator::VolumeUrl;
 
 use crate::attach::AttachArguments;
 use crate::copy::{Job, Manner, Opened};
 use crate::interrupt::Interrupt;
-use crate::output;
 use crate::range::{RangeArguments, aligned};
+use crate::transfer;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -34,15 +32,6 @@ pub(crate) struct Arguments {
     attach: AttachArguments,
 }
 
-#[derive(Serialize)]
-struct Summary {
-    offset_bytes: u64,
-    bytes: u64,
-    seconds: f64,
-    /// Whether it is known to be on stable storage.
-    stable: bool,
-}
-
 pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<()> {
     let Arguments { url, file, range, fua, flush, json, attach } = arguments;
     let opened = Opened::open(file)?;
@@ -55,11 +44,5 @@ pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Resul
     }
     let manner = Manner { sparse: false, fua: *fua, fill_up: false, flush: *flush };
     let job = Job::to_volume(opened, volume, url, *range, manner)?;
-    let done = job.run("writing", *json, false, interrupt).with_context(|| url.to_string())?;
-    job.close()?;
-    if *json {
-        let (offset_bytes, bytes, seconds) = (job.offset, done.copied.bytes, done.seconds);
-        return output::print_json(&Summary { offset_bytes, bytes, seconds, stable: *fua || *flush });
-    }
-    Ok(())
+    transfer::run(&job, "writing", url, Some(*fua || *flush), *json, interrupt)
 }

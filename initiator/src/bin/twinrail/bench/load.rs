@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use hdrhistogram::Histogram;
-use twinrail_initiator::{Buffer, Done, Error, NotTaken, Queue, Reason, Request};
+use twinrail_initiator::{Buffer, Done, Error, NotTaken, PathEnd, Queue, Reason, Request, Session};
 
 use super::random::Accesses;
 use crate::interrupt::Interrupt;
@@ -29,6 +29,8 @@ pub(super) enum Phase {
 /// What the threads of all queues have in common.
 pub(super) struct Control<'a> {
     phase: AtomicU8,
+    /// All threads: each has a queue.
+    queues: usize,
     /// Threads that still measure.
     busy: AtomicUsize,
     interrupt: &'a Interrupt,
@@ -36,7 +38,7 @@ pub(super) struct Control<'a> {
 
 impl<'a> Control<'a> {
     pub(super) fn new(queues: usize, interrupt: &'a Interrupt) -> Self {
-        Self { phase: AtomicU8::new(Phase::WarmUp as u8), busy: AtomicUsize::new(queues), interrupt }
+        Self { phase: AtomicU8::new(Phase::WarmUp as u8), queues, busy: AtomicUsize::new(queues), interrupt }
     }
 
     pub(super) fn enter(&self, phase: Phase) {
@@ -52,9 +54,14 @@ impl<'a> Control<'a> {
         }
     }
 
-    /// Whether a thread has ended, or all of them.
-    pub(super) fn busy(&self) -> usize {
-        self.busy.load(Ordering::SeqCst)
+    /// Whether a thread has ended, even if it was before anybody looked.
+    pub(super) fn has_ended_in_part(&self) -> bool {
+        self.busy.load(Ordering::SeqCst) < self.queues
+    }
+
+    /// Whether all threads have ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.busy.load(Ordering::SeqCst) == 0
     }
 
     fn thread_ends(&self) {
@@ -78,6 +85,7 @@ pub(super) struct Measured {
 /// flight for each buffer.
 pub(super) fn run(
     queue: Queue,
+    session: &Session,
     accesses: Accesses,
     buffers: Vec<Buffer>,
     most: Option<u64>,
@@ -85,6 +93,7 @@ pub(super) fn run(
 ) -> anyhow::Result<Measured> {
     let latency_ns = Histogram::new_with_bounds(1, LONGEST_NS, 3).context("no histogram")?;
     let mut load = Load {
+        session,
         begun: vec![Instant::now(); buffers.len()],
         idle: buffers.into_iter().enumerate().collect(),
         accesses,
@@ -96,7 +105,13 @@ pub(super) fn run(
     result.map(|()| load.measured)
 }
 
-struct Load {
+/// Why the session ended, which the queue knows that lost its path first; else what this one saw.
+fn reason(session: &Session, seen: PathEnd) -> PathEnd {
+    session.end().cloned().unwrap_or(seen)
+}
+
+struct Load<'a> {
+    session: &'a Session,
     /// When the request in each place was begun.
     begun: Vec<Instant>,
     /// Places without a request, and their buffers.
@@ -107,7 +122,7 @@ struct Load {
     measured: Measured,
 }
 
-impl Load {
+impl Load<'_> {
     fn keep_up(&mut self, control: &Control<'_>) -> anyhow::Result<()> {
         let depth = self.begun.len();
         let mut ended: Vec<Done> = Vec::with_capacity(depth);
@@ -132,7 +147,8 @@ impl Load {
             }
             if let Err(end) = polled {
                 // What was in flight says it more precisely.
-                return Err(self.measured.first_error.take().map_or_else(|| end.into(), Into::into));
+                let first_error = self.measured.first_error.take();
+                return Err(first_error.map_or_else(|| reason(self.session, end).into(), Into::into));
             }
         }
     }
@@ -167,13 +183,28 @@ impl Load {
         let measured = &mut self.measured;
         if !done.status.is_ok() {
             measured.errors += u64::from(measure);
-            let queue = &measured.queue;
-            let error = done.outcome(|| queue.end().cloned().unwrap_or(twinrail_initiator::PathEnd::Sibling)).err();
+            let error = done.outcome(|| reason(self.session, PathEnd::Sibling)).err();
             measured.first_error = measured.first_error.take().or(error);
         } else if measure && self.left > 0 {
             let ns = now.duration_since(self.begun[place]).as_nanos() as u64;
             measured.latency_ns.saturating_record(ns);
             self.left -= 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_had_ended_before_anybody_looked_was_waited_for_all_the_time() {
+        let interrupt = Interrupt::default();
+        let control = Control::new(2, &interrupt);
+        assert!(!control.has_ended_in_part());
+        control.thread_ends();
+        assert!(control.has_ended_in_part() && !control.has_ended());
+        control.thread_ends();
+        assert!(control.has_ended_in_part() && control.has_ended());
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use hdrhistogram::Histogram;
-use twinrail_initiator::{Arena, Buffer, Geometry, Metrics, Options, Pages, Queue, Session, VolumeUrl};
+use twinrail_initiator::{Arena, Buffer, Geometry, Options, Pages, Queue, Session, VolumeUrl};
 
 use self::load::{Control, Measured, Phase};
 use self::random::{Accesses, Pattern, Random};
@@ -20,7 +20,13 @@ use crate::attach::{self, AttachArguments, Mode};
 use crate::exit::usage;
 use crate::interrupt::Interrupt;
 use crate::range::aligned;
-use crate::{metrics, output, size};
+use crate::{metrics, number, output, size};
+
+/// Longest time of a bench in seconds: twelve days.
+const LONGEST_SECONDS: f64 = 1_048_576.0;
+
+/// What isn't measured at the beginning: until caches, congestion windows and clocks have settled.
+const WARM_UP: Duration = Duration::from_millis(500);
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -30,31 +36,31 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t = Pattern::Random)]
     pattern: Pattern,
     /// How many of a hundred requests read; the others DESTROY what is on the volume
-    #[arg(long, value_name = "0..100", default_value_t = 100, value_parser = clap::value_parser!(u8).range(0..=100))]
+    #[arg(long, value_name = "0..100", default_value_t = 100, value_parser = number::whole(0u8, 100))]
     read_percent: u8,
     /// Length of each request in bytes; 64k, 1M and so on are understood
     #[arg(long, value_name = "BYTES", default_value = "4096", value_parser = size::parse)]
     block_size: u64,
     /// How long is measured, in seconds
-    #[arg(long, default_value_t = 5.0)]
-    seconds: f64,
+    #[arg(long, default_value = "5", value_parser = number::seconds(0.001, LONGEST_SECONDS))]
+    seconds: Duration,
     /// What isn't measured before that, in seconds [default: 0.5, or 0 with --ios]
-    #[arg(long, value_name = "SECONDS")]
-    warm_up: Option<f64>,
+    #[arg(long, value_name = "SECONDS", value_parser = number::seconds(0.0, LONGEST_SECONDS))]
+    warm_up: Option<Duration>,
     /// Stop when so many requests were measured, if that is before --seconds are over
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_parser = number::whole(1, u64::MAX))]
     ios: Option<u64>,
     /// Beginning of the sequence of random numbers
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// How long a queue's thread looks for replies before it sleeps, in microseconds at most; 0 never does
-    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = number::whole(0, 10_000u32))]
     spin_us: Option<u32>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
     /// Serve the initiator's metrics for Prometheus here while it runs, e.g. 127.0.0.1:9451
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = metrics::address)]
     metrics: Option<SocketAddr>,
     #[command(flatten)]
     attach: AttachArguments,
@@ -62,15 +68,15 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<()> {
     let Arguments { url, read_percent, json, .. } = arguments;
-    let warm_up = arguments.warm_up.unwrap_or(if arguments.ios.is_some() { 0.0 } else { 0.5 });
-    let times = (span("--seconds", arguments.seconds)?, span("--warm-up", warm_up)?);
+    let warm_up = if arguments.ios.is_some() { Duration::ZERO } else { WARM_UP };
+    let times = (arguments.seconds, arguments.warm_up.unwrap_or(warm_up));
     let writes = *read_percent < 100;
     if writes && arguments.attach.mode == Some(Mode::ReadOnly) {
         return Err(usage("--mode read-only doesn't go with --read-percent under 100: use exclusive or shared"));
     }
     let metrics = match metrics::serve(arguments.metrics)? {
         Some(metrics) => metrics,
-        None => Metrics::new().map_err(|error| anyhow!("the metrics can't be registered: {error}"))?,
+        None => metrics::new()?,
     };
     let defaults = arguments.attach.options(if writes { Mode::Exclusive } else { Mode::ReadOnly });
     let options = Options { spin_us: arguments.spin_us.unwrap_or(defaults.spin_us), ..defaults };
@@ -89,21 +95,20 @@ pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Resul
         congestion: first.congestion().map(str::to_owned),
         ..Report::default()
     };
-    let error = measure(arguments, queues, &session.geometry(), times, &mut report, interrupt)?;
-    if *json {
-        output::print_json(&report)?
-    } else {
-        output::print(&report.to_string())?
-    };
+    let error = measure(arguments, &session, queues, times, &mut report, interrupt)?;
+    // Figures of nothing aren't a result.
+    if report.tried() == 0 {
+        let seconds = arguments.seconds.as_secs_f64();
+        interrupt.check()?;
+        return Err(error.unwrap_or_else(|| {
+            anyhow!("nothing was measured: no request ended within {seconds} s; give more to --seconds")
+        }));
+    }
+    output::tell(&report, *json)?;
     match error {
         Some(error) => Err(error.context(format!("{} of {} requests failed", report.errors, report.tried()))),
         None => Ok(interrupt.check()?),
     }
-}
-
-fn span(option: &str, seconds: f64) -> anyhow::Result<Duration> {
-    let span = Duration::try_from_secs_f64(seconds).ok().filter(|span| *span <= Duration::from_secs(1 << 20));
-    span.ok_or_else(|| usage(format!("{option} is a number of seconds from 0 to 1048576, like 5 or 0.5")))
 }
 
 /// Refuses blocks that no request to the volume may have.
@@ -118,15 +123,15 @@ fn check_block(block: u64, geometry: &Geometry) -> anyhow::Result<()> {
 /// Runs the load and fills in what was measured; gives the first error of a request.
 fn measure(
     arguments: &Arguments,
+    session: &Session,
     queues: Vec<Queue>,
-    geometry: &Geometry,
     (seconds, warm_up): (Duration, Duration),
     report: &mut Report,
     interrupt: &Interrupt,
 ) -> anyhow::Result<Option<anyhow::Error>> {
     let count = queues.len() as u64;
     let mut buffers = buffers(&queues, arguments.block_size as usize, arguments.seed)?;
-    let blocks = geometry.size / arguments.block_size;
+    let blocks = session.geometry().size / arguments.block_size;
     let control = Control::new(queues.len(), interrupt);
     let target = cpu::peer_process(arguments.url.target.port);
     let cpu = || (cpu::of_this_process(), target.and_then(cpu::of_process));
@@ -141,18 +146,18 @@ fn measure(
             let (buffers, control) = (buffers.pop().unwrap_or_default(), &control);
             let name = format!("bench-{index}");
             let thread = thread::Builder::new().name(name);
-            let thread = thread.spawn_scoped(scope, move || load::run(queue, accesses, buffers, most, control));
+            let thread =
+                thread.spawn_scoped(scope, move || load::run(queue, session, accesses, buffers, most, control));
             if thread.is_err() {
                 control.enter(Phase::Stop);
             }
             threads.push(thread.context("no thread for a queue")?);
         }
         // A thread that ends early has failed, or measured all it had to. A signal only ends the wait.
-        let all = control.busy();
-        let _signal = interrupt.wait(warm_up, || control.busy() < all);
+        let _signal = interrupt.wait(warm_up, || control.has_ended_in_part());
         let (begun, before) = (Instant::now(), cpu());
         control.enter(Phase::Measure);
-        let done = || if arguments.ios.is_some() { control.busy() == 0 } else { control.busy() < all };
+        let done = || if arguments.ios.is_some() { control.has_ended() } else { control.has_ended_in_part() };
         let _signal = interrupt.wait(seconds, done);
         let (elapsed, after) = (begun.elapsed(), cpu());
         control.enter(Phase::Stop);
@@ -203,13 +208,5 @@ mod tests {
         assert!(refused(0).contains("from 4096 to 131072"));
         assert!(refused(1 << 18).contains("from 4096 to 131072"));
         assert!(refused(5000).contains("4096 and 8192"));
-    }
-
-    #[test]
-    fn times_are_bounded() {
-        assert!(span("--seconds", 0.5).is_ok());
-        for bad in [-1.0, f64::NAN, f64::INFINITY, 1e300] {
-            assert!(span("--seconds", bad).is_err_and(|error| error.to_string().contains("--seconds")));
-        }
     }
 }

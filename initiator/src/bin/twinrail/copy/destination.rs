@@ -1,7 +1,7 @@
 //! Where a copy goes.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -13,8 +13,8 @@ use twinrail_initiator::{Buffer, ExtentFlags, ZeroOptions, blocking};
 use twinrail_protocol::crc32c;
 
 use crate::exit::usage;
-use crate::output;
 use crate::range::{Range, aligned};
+use crate::{output, streams};
 
 /// A destination that several threads write to.
 pub(super) enum Destination {
@@ -23,6 +23,8 @@ pub(super) enum Destination {
     File {
         file: File,
         name: String,
+        /// Where it was made, if it was: a new file is on stable storage when its name is too.
+        directory: Option<File>,
     },
     /// A block device.
     Device {
@@ -69,6 +71,7 @@ impl Destination {
     /// Opens a file to write `length` bytes to, or stdout for `-`.
     pub(super) fn open(path: &Path, length: u64) -> anyhow::Result<Self> {
         if path.as_os_str() == "-" {
+            streams::stdout_is_open()?;
             let stdout = std::io::stdout();
             if std::io::IsTerminal::is_terminal(&stdout) {
                 return Err(usage("stdout is a terminal: name a file, or send the data to another program"));
@@ -77,9 +80,18 @@ impl Destination {
         }
         let name = path.display().to_string();
         let failed = || format!("{name} can't be opened to write to");
+        let is_new = !path.exists();
         // Not truncated here: first it must be known that nobody else uses it.
         let opened = OpenOptions::new().write(true).create(true).truncate(false).open(path);
-        let file = opened.with_context(failed)?;
+        let file = match opened.map_err(|error| (error.kind(), error)) {
+            Err((ErrorKind::IsADirectory, _)) => {
+                return Err(usage(format!("{name} is a directory: name a file, a block device, or `-` for stdout")));
+            }
+            Err((ErrorKind::NotFound | ErrorKind::NotADirectory, _)) => {
+                return Err(usage(format!("{}: there is no such directory; make it first", failed())));
+            }
+            opened => opened.map_err(|(_, error)| error).with_context(failed)?,
+        };
         let kind = file.metadata().with_context(failed)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
             return Ok(Self::Stream(Stream::new(Box::new(file))));
@@ -92,7 +104,8 @@ impl Destination {
         if kind.is_file() {
             let sized = file.set_len(0).and_then(|()| file.set_len(length));
             sized.with_context(|| format!("{name} can't be made {length} bytes long"))?;
-            return Ok(Self::File { file, name });
+            let directory = if is_new { Some(directory_of(path).with_context(failed)?) } else { None };
+            return Ok(Self::File { file, name, directory });
         }
         let room = rustix::fs::seek(&file, SeekFrom::End(0)).with_context(failed)?;
         if length > room {
@@ -106,7 +119,7 @@ impl Destination {
         let stored = Stored { length: buffer.len() as u64, crc: crc32c(&buffer) };
         match self {
             Self::Volume(end) => return end.data(offset, buffer, stored),
-            Self::File { file, name } | Self::Device { file, name } => {
+            Self::File { file, name, .. } | Self::Device { file, name } => {
                 file.write_all_at(&buffer, offset).with_context(|| format!("{name} can't be written"))?;
             }
             Self::Stream(stream) => stream.write(offset, stored.length, |out| out.write_all(&buffer))?,
@@ -139,9 +152,11 @@ impl Destination {
         match self {
             Self::Volume(VolumeEnd { volume, manner: Manner { flush: true, .. }, .. }) => Ok(volume.flush()?),
             Self::Volume(_) => Ok(()),
-            Self::File { file, name } | Self::Device { file, name } => {
-                file.sync_all().with_context(|| format!("{name} can't be brought to its disk"))
+            Self::File { file, name, directory } => {
+                synced(file, name)?;
+                directory.as_ref().map_or(Ok(()), |directory| synced(directory, &format!("the directory of {name}")))
             }
+            Self::Device { file, name } => synced(file, name),
             Self::Stream(stream) => stream.flush(),
         }
     }
@@ -157,6 +172,16 @@ impl Destination {
     pub(super) fn is_stream(&self) -> bool {
         matches!(self, Self::Stream(_))
     }
+}
+
+fn synced(file: &File, name: &str) -> anyhow::Result<()> {
+    file.sync_all().with_context(|| format!("{name} can't be brought to its disk"))
+}
+
+/// The directory that really has the file: its path may be that of a symbolic link.
+fn directory_of(path: &Path) -> std::io::Result<File> {
+    let path = path.canonicalize()?;
+    File::open(path.parent().unwrap_or(&path))
 }
 
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -325,6 +350,26 @@ mod tests {
             stream.break_off();
             assert!(waits.join().unwrap().is_err());
         });
+    }
+
+    #[test]
+    fn a_new_files_directory_was_not_synced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("new");
+        let Destination::File { file, name, directory } = Destination::open(&path, 4096).unwrap() else {
+            panic!("no file")
+        };
+        let inode = |metadata: std::fs::Metadata| std::os::unix::fs::MetadataExt::ino(&metadata);
+        let found = inode(directory.as_ref().unwrap().metadata().unwrap());
+        assert_eq!(found, inode(folder.path().metadata().unwrap()));
+        Destination::File { file: file.try_clone().unwrap(), name: name.clone(), directory }.finish().unwrap();
+        // One that can't be synced, which nobody notices who doesn't try.
+        let (unsyncable, _other_end) = std::io::pipe().unwrap();
+        let directory = Some(File::from(std::os::fd::OwnedFd::from(unsyncable)));
+        let error = Destination::File { file, name, directory }.finish().unwrap_err().to_string();
+        assert!(error.contains("the directory of"), "{error}");
+        let Destination::File { directory, .. } = Destination::open(&path, 4096).unwrap() else { panic!("no file") };
+        assert!(directory.is_none(), "the file was there already");
     }
 
     #[test]

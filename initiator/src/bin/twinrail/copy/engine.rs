@@ -78,8 +78,7 @@ pub(super) fn copy(
         progress.add(piece.length);
         Ok(true)
     };
-    let step = |(): &mut ()| step().inspect_err(|_| destination.give_up());
-    crew::work(WORKERS.min(plan.depth), interrupt, || Ok(()), step)?;
+    crew::work(WORKERS.min(plan.depth), interrupt, || (), |()| step(), || destination.give_up())?;
     destination.finish()?;
     Ok(Copied {
         bytes: bytes.into_inner(),

@@ -84,7 +84,7 @@ impl Job {
     }
 
     /// Copies, with a progress bar unless a `script` is the caller. With `verify` the target's checksums are
-    /// compared with those of what was copied.
+    /// compared with those of what was copied. Then the sessions are ended in order.
     pub(crate) fn run(
         &self,
         what: &'static str,
@@ -110,13 +110,9 @@ impl Job {
             let progress = Progress::begin("verifying", Some(copied.bytes), script);
             std::mem::take(&mut copied.sums).check(&self.volume, interrupt, &progress)?;
         }
-        Ok(Done { copied, seconds })
-    }
-
-    /// Ends the sessions in order.
-    pub(crate) fn close(&self) -> anyhow::Result<()> {
         self.volume.close()?;
-        Ok(self.other.as_ref().map_or(Ok(()), blocking::Volume::close)?)
+        self.other.as_ref().map_or(Ok(()), blocking::Volume::close)?;
+        Ok(Done { copied, seconds })
     }
 
     /// Whether the data goes to stdout, or something like it.

@@ -13,7 +13,7 @@ use std::str::FromStr;
 
 use anyhow::Context;
 use serde::Serialize;
-use twinrail_initiator::{UrlError, VolumeUrl};
+use twinrail_initiator::{UrlError, VolumeId, VolumeUrl, blocking};
 
 pub(crate) use self::destination::Manner;
 pub(crate) use self::job::{Done, Job};
@@ -33,14 +33,15 @@ pub(crate) struct Arguments {
     destination: End,
     #[command(flatten)]
     range: RangeArguments,
-    /// Don't compare the target's checksums with those of the data that was copied
+    /// Don't compare the target's checksums with those of what was copied. With them the target reads all of the
+    /// range once more, holes too
     #[arg(long)]
     no_verify: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
     /// Serve the initiator's metrics for Prometheus here while it runs, e.g. 127.0.0.1:9451
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = metrics::address)]
     metrics: Option<SocketAddr>,
     #[command(flatten)]
     attach: AttachArguments,
@@ -57,7 +58,8 @@ impl FromStr for End {
     type Err = UrlError;
 
     fn from_str(text: &str) -> Result<Self, UrlError> {
-        match text.contains("://") {
+        // With one slash it is no file either, but a slip of the pen.
+        match text.contains("://") || text.starts_with("twinrail:") {
             true => text.parse().map(Self::Volume),
             false => Ok(Self::Path(text.into())),
         }
@@ -95,26 +97,32 @@ struct Summary {
 
 pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<()> {
     let Arguments { source, destination, range, json, no_verify, .. } = arguments;
-    if *json && *destination == End::Path("-".into()) {
-        return Err(usage("--json goes to stdout, and so would the data: name a file for it"));
+    if let End::Path(path) = destination {
+        output::keep_json_apart(*json, path)?;
     }
     let attach = AttachArguments { metrics: metrics::serve(arguments.metrics)?, ..arguments.attach.clone() };
-    // Mode and fence are about who else writes: they belong to the destination.
-    let reader = AttachArguments { mode: None, preempt: false, ..attach.clone() };
     let job = match (source, destination) {
         (End::Path(path), End::Volume(url)) => {
             let opened = Opened::open(path)?;
             Job::to_volume(opened, attach.to_write(url)?, url, *range, Manner::COPY)?
         }
         (End::Volume(url), End::Path(path)) => {
-            let volume = reader.to_read(url)?;
+            let volume = attach.to_read(url)?;
             let range = range.in_whole_blocks(&volume.geometry())?;
             Job::from_volume(volume, range, path)?
         }
         (End::Volume(from), End::Volume(to)) => {
+            if from == to {
+                return Err(onto_itself(from, to));
+            }
+            // Mode and fence are about who else writes: they belong to the destination.
+            let reader = AttachArguments { mode: None, preempt: false, ..attach.clone() };
             let other = reader.to_read(from)?;
             let range = range.in_whole_blocks(&other.geometry())?;
             let volume = attach.to_write(to)?;
+            if identity(&other) == identity(&volume) {
+                return Err(onto_itself(from, to));
+            }
             aligned(&format!("--offset {}", range.offset), range.offset, &volume.geometry())?;
             Job::between(other, range, from, volume, to)?
         }
@@ -125,7 +133,6 @@ pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Resul
     };
     let Done { copied, seconds } =
         job.run("copying", *json, !no_verify, interrupt).with_context(|| format!("{source} to {destination}"))?;
-    job.close()?;
     let summary = Summary {
         source: source.to_string(),
         destination: destination.to_string(),
@@ -142,10 +149,19 @@ pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Resul
         (true, _) => output::print_json(&summary),
         (false, false) => output::print(&summary.to_string()),
         (false, true) => {
-            eprintln!("{summary}");
+            output::complain(&summary);
             Ok(())
         }
     }
+}
+
+/// What tells a volume from all others: clones of a machine have files of the same UUID.
+fn identity(volume: &blocking::Volume) -> (VolumeId, String) {
+    (volume.info().id, volume.as_async().target_name().to_owned())
+}
+
+fn onto_itself(from: &VolumeUrl, to: &VolumeUrl) -> anyhow::Error {
+    usage(format!("{from} and {to} are the same volume: name another one as the destination"))
 }
 
 impl fmt::Display for Summary {
@@ -171,6 +187,7 @@ mod tests {
         assert_eq!("./twinrail:image".parse(), Ok(End::Path("./twinrail:image".into())));
         assert!(matches!("twinrail://h/d".parse(), Ok(End::Volume(_))));
         assert!("nbd://h/d".parse::<End>().is_err());
+        assert!("twinrail:/h/d".parse::<End>().is_err());
         assert!("twinrail://h".parse::<End>().is_err());
     }
 }

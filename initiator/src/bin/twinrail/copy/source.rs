@@ -15,6 +15,7 @@ use twinrail_protocol::limits::MAX_SPACE_RANGE;
 use super::pieces::{Content, Map, Piece, Pieces};
 use crate::exit::usage;
 use crate::range::Range;
+use crate::streams;
 
 /// A source that was opened. What it is cut into is settled later, when the volume is known.
 pub(crate) enum Opened {
@@ -28,11 +29,17 @@ impl Opened {
     /// Opens a file, or stdin for `-`.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
         if path.as_os_str() == "-" {
+            streams::stdin_is_open()?;
             return Ok(Self::Stream { stream: Box::new(std::io::stdin()), name: "stdin".to_owned() });
         }
         let name = path.display().to_string();
         let failed = || format!("{name} can't be opened to read from");
-        let file = File::open(path).with_context(failed)?;
+        let file = match File::open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(usage(format!("{}: there is no such file; is its name spelled right?", failed())));
+            }
+            opened => opened.with_context(failed)?,
+        };
         let kind = file.metadata().with_context(failed)?.file_type();
         if kind.is_dir() {
             return Err(usage(format!("{name} is a directory: name a file, a block device, or `-` for stdin")));

@@ -16,9 +16,9 @@ use crate::arena::{ArenaError, Buffer};
 use crate::connect::ConnectError;
 use crate::error::Error;
 use crate::options::Options;
-use crate::session::VolumeInfo;
 use crate::url::VolumeUrl;
 use crate::volume::ZeroOptions;
+use crate::volume_info::VolumeInfo;
 
 /// An attached volume whose calls block. Cheap to clone, and many threads may use it at once. Each call does
 /// what the one of the same name does in [`crate::Volume`].

@@ -16,8 +16,8 @@ use twinrail_protocol::{QueueId, Status, VolumeId, crc32c};
 
 use crate::arena::ArenaError;
 use crate::options::OptionError;
-use crate::session::VolumeInfo;
 use crate::url::Endpoint;
+use crate::volume_info::VolumeInfo;
 
 /// How far a connection had come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -41,6 +41,7 @@
 
 #[allow(unsafe_code, reason = "the one room that has it")]
 pub mod arena;
+mod attach;
 pub mod blocking;
 mod cells;
 pub mod connect;
@@ -55,6 +56,7 @@ pub mod request;
 pub mod session;
 pub mod url;
 pub mod volume;
+mod volume_info;
 
 pub use arena::{Arena, ArenaError, Buffer, Pages};
 pub use connect::ConnectError;
@@ -64,9 +66,10 @@ pub use metrics::{METRICS, Metrics};
 pub use options::{OptionError, Options};
 pub use queue::Queue;
 pub use request::{Done, NotTaken, Reason, Request};
-pub use session::{Session, VolumeInfo};
+pub use session::Session;
 pub use url::{Endpoint, UrlError, VolumeUrl};
 pub use volume::{Volume, ZeroOptions};
+pub use volume_info::VolumeInfo;
 
 pub use twinrail_protocol::wire::{AttachMode, Extent, ExtentFlags, VolumeFlags};
 pub use twinrail_protocol::{Flags, Geometry, Opcode, SessionId, Status, VolumeId};

@@ -1,63 +1,21 @@
-//! A session: one ATTACH, then an ACTIVATE for each queue; and what its queues share.
+//! A session: what its queues share. `attach.rs` begins it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::rand::{GetRandomFlags, getrandom};
-use twinrail_protocol::ids::{Epoch, Secret};
-use twinrail_protocol::limits::DEFAULT_IN_CAPSULE;
-use twinrail_protocol::wire::{
-    Activate, Attach, AttachFlags, AttachMode, Attached, Portal, Rail, Standby, VolumeFlags,
-};
-use twinrail_protocol::{Geometry, QueueId, SessionId, VolumeId};
+use twinrail_protocol::ids::Secret;
+use twinrail_protocol::wire::{AttachMode, VolumeFlags};
+use twinrail_protocol::{Geometry, SessionId};
 
-use crate::connect::{ConnectError, Connection, Route};
+use crate::connect::Route;
 use crate::doorbell::Doorbell;
 use crate::error::PathEnd;
 use crate::keeper::Keeper;
 use crate::metrics::Metrics;
 use crate::options::Options;
-use crate::queue::Queue;
-use crate::url::VolumeUrl;
-
-/// What a target tells of a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VolumeInfo {
-    /// Its UUID.
-    pub id: VolumeId,
-    /// Counter of its changes of writer.
-    pub generation: u64,
-    /// Size, block sizes and longest transfer, in bytes.
-    pub geometry: Geometry,
-    /// Properties.
-    pub flags: VolumeFlags,
-    /// Queues that the session may have.
-    pub queues: u16,
-    /// How long the session outlives its last path, in milliseconds.
-    pub lease_ms: u32,
-    /// Syncs of the volume that failed so far (I5).
-    pub failed_syncs: u64,
-    /// Where the target listens for RDMA connections.
-    pub portals: Vec<Portal>,
-}
-
-impl VolumeInfo {
-    pub(crate) fn from_attached(attached: &Attached<'_>) -> Self {
-        let Attached { size, logical_block, physical_block, max_transfer, .. } = *attached;
-        Self {
-            id: attached.volume,
-            generation: attached.generation,
-            geometry: Geometry { size, logical_block, physical_block, max_transfer },
-            flags: attached.flags,
-            queues: attached.queues,
-            lease_ms: attached.lease_ms,
-            failed_syncs: attached.failed_syncs,
-            portals: attached.portals().collect(),
-        }
-    }
-}
+use crate::volume_info::VolumeInfo;
 
 /// An attached session. Its queues go their own ways, each with the thread that owns it; this is what they have
 /// in common. Cheap to clone.
@@ -91,93 +49,43 @@ struct Inner {
 }
 
 impl Session {
-    /// Attaches the volume and activates its queues, each to be owned by one thread. Should nobody poll them for
-    /// long, a thread of the session keeps its lease.
-    ///
-    /// # Errors
-    /// See [`ConnectError`].
-    pub fn attach(url: &VolumeUrl, options: &Options, metrics: &Metrics) -> Result<(Self, Vec<Queue>), ConnectError> {
-        let (session, queues) = Self::attach_polled(url, options, metrics)?;
-        let lease = Duration::from_millis(session.inner.info.lease_ms.into());
-        if !lease.is_zero() {
-            let (id, secret) = (session.id(), session.secret());
-            let standby = Standby { session: id, secret, queue: QueueId(0), rail: Rail::TCP };
-            let _first_time = session.inner.keeper.set(Keeper::start(session.route().clone(), standby, lease)?);
-        }
-        Ok((session, queues))
-    }
-
-    /// The same for queues that are polled all the time.
-    pub(crate) fn attach_polled(
-        url: &VolumeUrl,
+    /// A session that the target has just attached.
+    pub(crate) fn new(
+        (id, secret): (SessionId, Secret),
+        route: Arc<Route>,
+        info: VolumeInfo,
+        target_name: String,
         options: &Options,
         metrics: &Metrics,
-    ) -> Result<(Self, Vec<Queue>), ConnectError> {
-        options.check()?;
-        if let Some(portal) = &url.rdma {
-            tracing::warn!(%portal, "this version has no RDMA: TCP serves");
-        }
-        let (id, secret) = (SessionId(random()?), Secret(random()?));
-        let route = Arc::new(Route {
-            target: url.target.clone(),
-            name: options.name.clone(),
-            timeout_ms: options.connect_timeout_ms,
-            socket: twinrail_fallback_tcp::Options { congestion: options.congestion.clone(), ..Default::default() },
-        });
-        let dial = || Connection::dial(&route);
-        let mut first = dial()?;
-        let attach = Attach {
-            session: id,
+    ) -> Self {
+        metrics.sessions().inc();
+        let inner = Inner {
+            id,
             secret,
-            next_secret: Secret([0; 16]),
+            route,
+            target_name,
             mode: options.mode,
-            flags: if options.preempt { AttachFlags::PREEMPT } else { AttachFlags::default() },
-            queues: options.queues,
-            expected_volume: options.expected_volume,
-            generation: 0,
-            volume: &url.volume,
+            origin: Instant::now(),
+            size: AtomicU64::new(info.geometry.size),
+            draining: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            end: OnceLock::new(),
+            doorbells: OnceLock::new(),
+            keeper: OnceLock::new(),
+            metrics: metrics.clone(),
+            info,
         };
-        let info = first.attach(&attach, options.attach_timeout_ms)?;
-        let (queues, max_transfer) = (info.queues.min(options.queues), info.geometry.max_transfer);
-        let session = Self {
-            inner: Arc::new(Inner {
-                id,
-                secret,
-                route: route.clone(),
-                target_name: first.target_name.clone(),
-                mode: options.mode,
-                origin: Instant::now(),
-                size: AtomicU64::new(info.geometry.size),
-                draining: AtomicBool::new(false),
-                closing: AtomicBool::new(false),
-                end: OnceLock::new(),
-                doorbells: OnceLock::new(),
-                keeper: OnceLock::new(),
-                metrics: metrics.clone(),
-                info,
-            }),
-        };
-        session.inner.metrics.sessions().inc();
-        let mut connection = Some(first);
-        let paths = (0..queues).map(|queue| {
-            let queue = QueueId(queue);
-            let connection = connection.take().map_or_else(dial, Ok)?;
-            let mut activate = Activate::new(id, secret, queue, Rail::TCP, Epoch(1));
-            (activate.depth, activate.in_capsule) = (options.depth, DEFAULT_IN_CAPSULE);
-            let activation = connection.activate(&activate, max_transfer, &route)?;
-            let doorbell =
-                Doorbell::new().map_err(|source| ConnectError::System { what: "no event descriptor", source })?;
-            let seed = u64::from_le_bytes(random()?[..8].try_into().unwrap_or_default());
-            Ok(Queue::new(queue, &session, options, activation, doorbell, seed))
-        });
-        let paths = paths.collect::<Result<Vec<_>, ConnectError>>()?;
-        let doorbells = paths.iter().map(|queue| queue.doorbell().clone()).collect();
-        let _first_time = session.inner.doorbells.set(doorbells);
-        tracing::info!(
-            session = %id, volume = %url.volume, target = session.target_name(), mode = options.mode.name(),
-            queues, depth = options.depth, "attached"
-        );
-        Ok((session, paths))
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// These are rung when the session ends.
+    pub(crate) fn has_doorbells(&self, doorbells: Vec<Doorbell>) {
+        let _first_time = self.inner.doorbells.set(doorbells);
+    }
+
+    /// This looks after its queues.
+    pub(crate) fn has_keeper(&self, keeper: Keeper) {
+        let _first_time = self.inner.keeper.set(keeper);
     }
 
     /// The session's id.
@@ -196,6 +104,11 @@ impl Session {
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         Geometry { size: self.inner.size.load(Ordering::Relaxed), ..self.inner.info.geometry }
+    }
+
+    /// How long it outlives its last path, in milliseconds.
+    pub(crate) fn lease_ms(&self) -> u32 {
+        self.inner.info.lease_ms
     }
 
     /// The target's name, for people.
@@ -314,15 +227,5 @@ impl Drop for Inner {
         if self.end.get().is_none() {
             self.metrics.sessions().dec();
         }
-    }
-}
-
-/// Random bytes from the operating system.
-fn random() -> Result<[u8; 16], ConnectError> {
-    let mut bytes = [0; 16];
-    // Up to 256 bytes come whole, or not at all.
-    match getrandom(&mut bytes[..], GetRandomFlags::empty()) {
-        Ok(_) => Ok(bytes),
-        Err(errno) => Err(ConnectError::System { what: "no random bytes", source: errno.into() }),
     }
 }

@@ -18,8 +18,9 @@ use crate::lane::Lanes;
 use crate::metrics::Metrics;
 use crate::options::Options;
 use crate::request::{Request, check_range};
-use crate::session::{Session, VolumeInfo};
+use crate::session::Session;
 use crate::url::VolumeUrl;
+use crate::volume_info::VolumeInfo;
 
 /// Pieces of one long read or write that fly at the same time: enough to keep a connection full while the
 /// next piece is prepared, few enough to leave cells to others.

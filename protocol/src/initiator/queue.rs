@@ -10,7 +10,6 @@ use alloc::collections::VecDeque;
 use alloc::vec;
 
 use super::credit::Allowance;
-use super::replay::{Fate, Retired};
 use super::slots::SlotSet;
 use crate::canary::{Canary, broken};
 use crate::ids::{Epoch, GrantNumber, Instance, Sequence, Slot};
@@ -509,18 +508,6 @@ impl Queue {
     /// The commands that are out, in the order of their slots, as they were sent last.
     pub fn in_flight(&self) -> impl Iterator<Item = (&Command, u64)> {
         self.table.iter().filter(|e| e.out).map(|e| (&e.command, e.token))
-    }
-
-    /// Gives every command up, with `status`: there will be no other path. `ended` is told of each.
-    pub fn abandon(&mut self, status: Status, mut ended: impl FnMut(Completion)) {
-        self.retire(
-            |_| Fate::End(status),
-            |_, retired| {
-                if let Retired::Ended(completion) = retired {
-                    ended(completion);
-                }
-            },
-        );
     }
 }
 

@@ -106,6 +106,18 @@ impl Queue {
         self.out = 0;
         self.allowance = Allowance::new(self.allowance.said());
     }
+
+    /// Gives every command up, with `status`: there will be no other path. `ended` is told of each.
+    pub fn abandon(&mut self, status: Status, mut ended: impl FnMut(Completion)) {
+        self.retire(
+            |_| Fate::End(status),
+            |_, retired| {
+                if let Retired::Ended(completion) = retired {
+                    ended(completion);
+                }
+            },
+        );
+    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Bounded reading and writing of little-endian fields; never past the end, never a panic (I9).
 
-use super::frame::Fault;
+use super::fault::Fault;
 
 /// Takes fields from the front of a byte string.
 #[derive(Debug)]

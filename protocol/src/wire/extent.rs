@@ -1,7 +1,7 @@
 //! Extents in the reply to BLOCK STATUS.
 
 use super::codec::{Reader, Writer};
-use super::frame::Fault;
+use super::fault::Fault;
 
 /// What is known of an extent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,7 +2,8 @@
 //! [`super::Hello`]; all others travel behind a 64-byte header of their kind.
 
 use super::codec::{Reader, Writer};
-use super::frame::{Command, Credits, Fault, Frame, Payload, Rail, Reply, check_granted};
+use super::fault::Fault;
+use super::frame::{Command, Credits, Frame, Payload, Rail, Reply, check_granted};
 use crate::ids::{BootId, Epoch, GrantNumber, Instance, QueueId, Secret, SessionId, Slot, VolumeId};
 use crate::limits::{HEADER_LEN, MAX_DEPTH, MAX_HANDSHAKE_PAYLOAD, MAX_NAME, MAX_PORTALS, MAX_TEXT, MAX_VOLUME_NAME};
 use crate::status::Status;

@@ -3,14 +3,16 @@
 
 mod codec;
 mod extent;
+mod fault;
 mod frame;
 mod handshake;
 
 pub use codec::{Reader, Writer};
 pub use extent::{Extent, ExtentFlags};
+pub use fault::Fault;
 pub use frame::{
-    Command, Control, ControlKind, Credits, EventCode, Fault, Frame, HeaderBytes, Hello, Payload, Placement, Rail,
-    Reply, Transfer, VERSION,
+    Command, Control, ControlKind, Credits, EventCode, Frame, HeaderBytes, Hello, Payload, Placement, Rail, Reply,
+    Transfer, VERSION,
 };
 pub use handshake::{
     Activate, Activated, Attach, AttachFlags, AttachMode, Attached, Auth, Family, Features, Handshake, Portal, Refused,

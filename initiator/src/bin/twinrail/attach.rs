@@ -6,8 +6,8 @@ use clap::ValueEnum;
 use twinrail_initiator::{AttachMode, Metrics, Options, Queue, VolumeUrl, blocking};
 use twinrail_protocol::limits::{MAX_DEPTH, MAX_QUEUES};
 
-use crate::exit::usage;
 use crate::number;
+use crate::usage::usage;
 
 /// How long the end of the session may take to be confirmed.
 const CLOSE: Duration = Duration::from_secs(5);

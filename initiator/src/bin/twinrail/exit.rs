@@ -6,7 +6,9 @@ use std::process::ExitCode;
 
 use twinrail_initiator::{ConnectError, Error, PathEnd, Rejection, Status};
 
-use crate::{output, streams};
+use crate::output::{self, ReaderGone};
+use crate::streams;
+use crate::usage::Usage;
 
 /// The part of `--help` about exit codes.
 pub(crate) const HELP: &str = "\
@@ -34,23 +36,6 @@ pub(crate) enum Code {
     Interrupted = 130,
 }
 
-/// A wrong argument.
-#[derive(Debug)]
-pub(crate) struct Usage(String);
-
-/// The error of a wrong argument; the text says what would be right.
-pub(crate) fn usage(text: impl Into<String>) -> anyhow::Error {
-    Usage(text.into()).into()
-}
-
-impl fmt::Display for Usage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Usage {}
-
 /// SIGINT or SIGTERM came.
 #[derive(Debug)]
 pub(crate) struct Interrupted;
@@ -62,18 +47,6 @@ impl fmt::Display for Interrupted {
 }
 
 impl std::error::Error for Interrupted {}
-
-/// The reader of our stdout has gone. It knows, so nobody has to be told.
-#[derive(Debug)]
-pub(crate) struct ReaderGone;
-
-impl fmt::Display for ReaderGone {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the reader of stdout went away")
-    }
-}
-
-impl std::error::Error for ReaderGone {}
 
 /// Says why on stderr.
 pub(crate) fn report(error: &anyhow::Error) -> ExitCode {
@@ -168,6 +141,7 @@ fn clap_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::usage::usage;
     use anyhow::Context;
     use clap::CommandFactory;
     use twinrail_initiator::{Endpoint, Opcode, PathEnd};

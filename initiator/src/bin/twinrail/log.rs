@@ -4,7 +4,7 @@
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::exit::usage;
+use crate::usage::usage;
 
 /// Crates of this program that log something.
 const CRATES: [&str; 3] = ["twinrail", "twinrail_initiator", "twinrail_fallback_tcp"];

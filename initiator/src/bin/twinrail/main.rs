@@ -21,6 +21,7 @@ mod size;
 mod streams;
 mod sums;
 mod transfer;
+mod usage;
 mod verify;
 mod write;
 

@@ -7,8 +7,20 @@ use std::path::Path;
 use anyhow::Context;
 use serde::Serialize;
 
-use crate::exit::{ReaderGone, usage};
 use crate::streams;
+use crate::usage::usage;
+
+/// The reader of our stdout has gone. It knows, so nobody has to be told.
+#[derive(Debug)]
+pub(crate) struct ReaderGone;
+
+impl fmt::Display for ReaderGone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the reader of stdout went away")
+    }
+}
+
+impl std::error::Error for ReaderGone {}
 
 /// Prints a line, or several.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use twinrail_initiator::Geometry;
 
-use crate::exit::usage;
+use crate::usage::usage;
 
 /// A range in bytes: of a volume, of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,12 +14,12 @@ use twinrail_protocol::crc32c_append;
 use crate::attach::AttachArguments;
 use crate::copy::Opened;
 use crate::crew;
-use crate::exit::usage;
 use crate::interrupt::Interrupt;
 use crate::output;
 use crate::progress::Progress;
 use crate::range::{Range, RangeArguments};
 use crate::sums::CHUNK;
+use crate::usage::usage;
 
 /// Chunks in progress: each occupies the target's storage, and a processor here if there is a file.
 const WORKERS: usize = 4;

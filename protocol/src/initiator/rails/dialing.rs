@@ -11,23 +11,14 @@
 
 use super::action::{Action, Cause, PathId};
 use super::backoff::Backoff;
-use super::returning::Good;
 use super::settings::Settings;
+use super::standby::{Good, Standby};
 use super::watch::{Beat, Watch};
 use super::{Rails, Service};
 use crate::ids::Epoch;
 use crate::wire::Rail;
 
 const NEVER: u64 = u64::MAX;
-
-/// A path that could be activated.
-#[derive(Debug)]
-pub(super) struct Standby {
-    pub(super) watch: Watch,
-    pub(super) since_us: u64,
-    /// What it has shown so far.
-    pub(super) good: Good,
-}
 
 /// What is known of one rail.
 #[derive(Debug)]

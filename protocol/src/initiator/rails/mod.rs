@@ -33,6 +33,7 @@ mod returning;
 mod round_trip;
 mod settings;
 mod settle;
+mod standby;
 mod suspicion;
 mod switching;
 mod watch;

@@ -2,8 +2,8 @@
 //! one queue at a time returns.
 
 use super::action::{Action, Cause};
-use super::dialing::Standby;
 use super::settings::Settings;
+use super::standby::{Good, Standby};
 use super::{Rails, Service};
 use crate::wire::Rail;
 
@@ -11,20 +11,6 @@ const NEVER: u64 = u64::MAX;
 
 /// The longest time between two of the probes that a fresh path has to answer.
 const PROVE_EVERY_MAX_US: u64 = 1_000_000;
-
-/// What a standby has shown.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Good {
-    /// Probes answered well in a row, and since when.
-    probes: u32,
-    since_us: u64,
-}
-
-impl Good {
-    pub(super) fn new(now_us: u64) -> Self {
-        Self { probes: 0, since_us: now_us }
-    }
-}
 
 /// Whose turn it is to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,9 +17,9 @@ use self::load::{Control, Measured, Phase};
 use self::random::{Accesses, Pattern, Random};
 use self::report::Report;
 use crate::attach::{self, AttachArguments, Mode};
-use crate::exit::usage;
 use crate::interrupt::Interrupt;
 use crate::range::aligned;
+use crate::usage::usage;
 use crate::{metrics, number, output, size};
 
 /// Longest time of a bench in seconds: twelve days.

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use twinrail_initiator::{Buffer, ExtentFlags, ZeroOptions, blocking};
 use twinrail_protocol::crc32c;
 
-use crate::exit::usage;
 use crate::range::{Range, aligned};
+use crate::usage::usage;
 use crate::{output, streams};
 
 /// A destination that several threads write to.

@@ -8,10 +8,10 @@ use twinrail_initiator::{VolumeUrl, blocking};
 use super::destination::{Destination, Manner, VolumeEnd};
 use super::engine::{self, Copied, LONGEST_PIECE, Plan};
 use super::source::{Cut, Opened, Source};
-use crate::exit::usage;
 use crate::interrupt::Interrupt;
 use crate::progress::Progress;
 use crate::range::{Range, RangeArguments};
+use crate::usage::usage;
 
 pub(crate) struct Job {
     source: Source,

@@ -19,10 +19,10 @@ pub(crate) use self::destination::Manner;
 pub(crate) use self::job::{Done, Job};
 pub(crate) use self::source::Opened;
 use crate::attach::AttachArguments;
-use crate::exit::usage;
 use crate::interrupt::Interrupt;
 use crate::range::{RangeArguments, aligned};
 use crate::size::Shown;
+use crate::usage::usage;
 use crate::{metrics, output};
 
 #[derive(clap::Args)]

@@ -13,9 +13,9 @@ use twinrail_initiator::{Arena, Buffer, ExtentFlags, blocking};
 use twinrail_protocol::limits::MAX_SPACE_RANGE;
 
 use super::pieces::{Content, Map, Piece, Pieces};
-use crate::exit::usage;
 use crate::range::Range;
 use crate::streams;
+use crate::usage::usage;
 
 /// A source that was opened. What it is cut into is settled later, when the volume is known.
 pub(crate) enum Opened {

@@ -34,6 +34,20 @@ fn with_tcp_alone_there_is_one_connection_and_a_lost_one_is_replaced() {
 }
 
 #[test]
+fn a_target_that_drops_each_path_as_it_begins_is_not_flooded() {
+    let mut world = World::new(Settings::DEFAULT, 2);
+    world.load();
+    let began_us = world.now_us;
+    while world.now_us < began_us + SECOND {
+        if let Some(path) = world.rails.serving() {
+            world.lose(path, 0);
+        }
+        world.run_for(MS / 10);
+    }
+    assert!((50..=101).contains(&world.counts.dials), "{} dials in a second", world.counts.dials);
+}
+
+#[test]
 fn failed_dials_come_ever_more_rarely_but_never_more_than_five_seconds_apart() {
     let mut world = World::new(Settings::DEFAULT, 2);
     world.refuses_dials = Some(Rail::TCP);

@@ -30,6 +30,8 @@ pub(super) struct Line {
     dialing: Option<(PathId, u64)>,
     /// Not dialed before this.
     pub(super) dial_us: u64,
+    /// Not even in a hurry.
+    earliest_us: u64,
     backoff: Backoff,
     pub(super) standby: Option<Standby>,
 }
@@ -37,7 +39,11 @@ pub(super) struct Line {
 impl Line {
     pub(super) fn new(rail: Rail, usable: bool, settings: &Settings, now_us: u64) -> Self {
         let backoff = Backoff::new(settings.backoff_us, settings.backoff_max_us);
-        Self { rail, usable, dialing: None, dial_us: now_us, backoff, standby: None }
+        Self { rail, usable, dialing: None, dial_us: now_us, earliest_us: now_us, backoff, standby: None }
+    }
+
+    fn due_us(&self) -> u64 {
+        self.dial_us.max(self.earliest_us)
     }
 }
 
@@ -103,9 +109,11 @@ impl Rails {
 
     /// A path of this rail serves.
     pub(super) fn dial_succeeded(&mut self, rail: Rail, now_us: u64) {
+        let redial_us = self.settings.redial_us;
         let line = self.line(rail);
         line.backoff.succeeded();
         line.dial_us = now_us;
+        line.earliest_us = now_us.saturating_add(redial_us);
     }
 
     /// There is no path: whatever rail has one first will do.
@@ -123,7 +131,7 @@ impl Rails {
         if in_trouble && line.rail == Rail::TCP {
             // A path that is there already has its time to help.
             let old_us = line.standby.as_ref().map_or(0, |s| s.since_us.saturating_add(self.settings.alarm_us));
-            return Some(line.dial_us.max(old_us));
+            return Some(line.due_us().max(old_us));
         }
         let wanted = line.standby.is_none()
             && match &self.service {
@@ -134,7 +142,7 @@ impl Rails {
                 Service::Serving(serving) if serving.watch.path.rail == Rail::RDMA => line.rail == Rail::TCP,
                 Service::Serving(_) => line.rail == Rail::RDMA || self.rdma.standby.is_some(),
             };
-        wanted.then_some(line.dial_us)
+        wanted.then(|| line.due_us())
     }
 
     pub(super) fn dial(&mut self, now_us: u64) {

@@ -62,6 +62,8 @@ pub struct Settings {
     pub backoff_us: u64,
     /// Longest wait after any number of them.
     pub backoff_max_us: u64,
+    /// Least time between an activation and the next dial on that rail.
+    pub redial_us: u64,
     /// How long a fresh RDMA path is watched after the first flap before it serves.
     pub settle_us: u64,
     /// Each further flap doubles that, up to this.
@@ -129,6 +131,8 @@ impl Settings {
         backoff_us: 100_000,
         // Ten attempts within a lease (60 s) and within the grace of a target that was restarted.
         backoff_max_us: 5_000_000,
+        // A target that takes each path and drops it at once is asked a hundred times a second, not thousands.
+        redial_us: 10_000,
         // A cable that is being plugged in bounces for less.
         settle_us: 1_000_000,
         // A rail that fails each minute costs one switch a minute.

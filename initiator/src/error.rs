@@ -172,7 +172,7 @@ pub enum Rejection {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PathEnd {
     /// The socket says so.
-    #[error("the connection was lost ({text})")]
+    #[error("the connection was lost ({text}){}", perhaps_restarted(*kind))]
     Io {
         /// Kind of the error.
         kind: io::ErrorKind,
@@ -180,7 +180,7 @@ pub enum PathEnd {
         text: String,
     },
     /// The target closed the connection without a word.
-    #[error("the target closed the connection; its log says why")]
+    #[error("the connection was closed without a word; the target may have died or been restarted")]
     ClosedByTarget,
     /// The target said that it ends the connection.
     #[error("the target ended the connection: {status}{}{text}", if text.is_empty() { "" } else { ", " })]
@@ -207,12 +207,14 @@ pub enum PathEnd {
         lost: Box<PathEnd>,
     },
     /// There was no connection for as long as fail-fast allows.
-    #[error("{lost}; no connection for {limit_ms} ms (fail-fast)")]
+    #[error("{lost}; no connection for {limit_ms} ms (fail-fast){}", last_attempt(attempt.as_deref()))]
     FailFast {
         /// The limit in milliseconds.
         limit_ms: u64,
         /// How the connection was lost before.
         lost: Box<PathEnd>,
+        /// What became of the last attempt to get another one, for people.
+        attempt: Option<String>,
     },
     /// It didn't answer, while another connection of the same queue did; or nothing of it came back.
     #[error("the connection didn't answer any more")]
@@ -323,6 +325,18 @@ impl Error {
     }
 }
 
+/// A reset is what a target that died leaves behind.
+fn perhaps_restarted(kind: io::ErrorKind) -> &'static str {
+    match kind {
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "; the target may have died or been restarted",
+        _ => "",
+    }
+}
+
+fn last_attempt(attempt: Option<&str>) -> String {
+    attempt.map_or(String::new(), |attempt| format!("; the last attempt: {attempt}"))
+}
+
 /// What to do about a status of the target.
 fn advice(status: Status) -> &'static str {
     match status {
@@ -353,6 +367,24 @@ mod tests {
             let unknown = matches!(error, Error::OutcomeUnknown { .. });
             assert_eq!(unknown, opcode.changes() || opcode == Opcode::FLUSH, "{error}");
         }
+    }
+
+    #[test]
+    fn a_target_that_had_died_was_said_to_have_logged_why() {
+        let reset = io::Error::from(io::ErrorKind::ConnectionReset);
+        for end in [PathEnd::ClosedByTarget, PathEnd::from(reset)] {
+            let text = end.to_string();
+            assert!(text.contains("may have died or been restarted") && !text.contains("log"), "{text}");
+        }
+        let timeout = PathEnd::from(io::Error::from(io::ErrorKind::TimedOut)).to_string();
+        assert!(!timeout.contains("died"), "{timeout}");
+    }
+
+    #[test]
+    fn fail_fast_did_not_tell_why_the_target_refused() {
+        let attempt = Some("shelf:4450 refuses while dialing: 64 connections (limit_reached)".to_owned());
+        let end = PathEnd::FailFast { limit_ms: 1000, lost: Box::new(PathEnd::Silent), attempt };
+        assert!(end.to_string().ends_with("(limit_reached)"), "{end}");
     }
 
     #[test]

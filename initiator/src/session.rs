@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use twinrail_protocol::ids::Secret;
 use twinrail_protocol::wire::{AttachMode, VolumeFlags};
@@ -15,6 +15,8 @@ use crate::error::PathEnd;
 use crate::keeper::Keeper;
 use crate::metrics::Metrics;
 use crate::options::Options;
+use crate::outage::{Outage, Outages};
+use crate::url::Endpoint;
 use crate::volume_info::VolumeInfo;
 
 /// An attached session. Its queues go their own ways, each with the thread that owns it; this is what they have
@@ -32,6 +34,7 @@ struct Inner {
     info: VolumeInfo,
     target_name: String,
     mode: AttachMode,
+    fail_fast: Option<Duration>,
     /// The origin of all time stamps.
     origin: Instant,
     /// Size of the volume in bytes, as it is now.
@@ -43,6 +46,7 @@ struct Inner {
     /// Why the session ended.
     end: OnceLock<PathEnd>,
     doorbells: OnceLock<Vec<Doorbell>>,
+    outages: Outages,
     /// Looks after queues whose owner may be busy elsewhere.
     keeper: OnceLock<Keeper>,
     metrics: Metrics,
@@ -65,12 +69,14 @@ impl Session {
             route,
             target_name,
             mode: options.mode,
+            fail_fast: options.fail_fast,
             origin: Instant::now(),
             size: AtomicU64::new(info.geometry.size),
             draining: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             end: OnceLock::new(),
             doorbells: OnceLock::new(),
+            outages: Outages::new(),
             keeper: OnceLock::new(),
             metrics: metrics.clone(),
             info,
@@ -123,6 +129,12 @@ impl Session {
         self.inner.mode
     }
 
+    /// How long a queue may be without a path that answers; nothing if for ever.
+    #[must_use]
+    pub fn fail_fast(&self) -> Option<Duration> {
+        self.inner.fail_fast
+    }
+
     /// Whether changes are refused.
     #[must_use]
     pub fn read_only(&self) -> bool {
@@ -141,9 +153,28 @@ impl Session {
         self.inner.end.get()
     }
 
+    /// Since when, and why, commands of a queue are held; nothing while each has a connection that answers. A loss
+    /// that is made good at once is seen here for as long as that takes.
+    #[must_use]
+    pub fn outage(&self) -> Option<Outage> {
+        self.inner.outages.oldest()
+    }
+
+    /// What a queue has to say of that.
+    pub(crate) fn outages(&self) -> &Outages {
+        &self.inner.outages
+    }
+
+    /// The target's address.
+    #[must_use]
+    pub fn target(&self) -> &Endpoint {
+        &self.inner.route.target
+    }
+
     /// Time since the attach, in nanoseconds.
     #[inline]
-    pub(crate) fn now_ns(&self) -> u64 {
+    #[must_use]
+    pub fn now_ns(&self) -> u64 {
         self.inner.origin.elapsed().as_nanos() as u64
     }
 

@@ -262,3 +262,32 @@ fn what_was_asked_of_a_copy_out_of_a_volume_was_dropped() {
     assert_eq!(code, Some(2), "{complaint}");
     assert!(complaint.contains("`preempt`"), "{complaint}");
 }
+
+#[test]
+fn the_summary_of_a_ping_differed_from_its_lines() {
+    let fake = Fake::start(Setup::default());
+    let output = twinrail(&["ping", &fake.url(), "--count", "1"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (_, took) = text.lines().next().unwrap().split_once("took ").unwrap();
+    let summary = text.lines().last().unwrap();
+    let expected = format!("min {took}, avg {took}, p99 {took}, max {took}");
+    assert!(summary.ends_with(&expected), "{text}");
+}
+
+#[test]
+fn a_log_that_went_to_a_file_had_colours() {
+    let fake = Fake::start(Setup::default());
+    let output = twinrail(&["info", &fake.url()]).env("RUST_LOG", "trace").output().unwrap();
+    let (code, log) = ended(&output);
+    assert_eq!(code, Some(0), "{log}");
+    assert!(!log.is_empty() && !log.contains('\u{1b}'), "{log:?}");
+}
+
+#[test]
+fn the_default_of_spin_us_was_a_secret() {
+    let output = twinrail(&["bench", "--help"]).output().unwrap();
+    let help = String::from_utf8(output.stdout).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    let (_, rest) = help.split_once("--spin-us").unwrap();
+    let default = format!("[default: {}]", twinrail_initiator::Options::default().spin_us);
+    assert!(rest.split("--").next().unwrap().contains(&default), "{rest}");
+}

@@ -12,6 +12,7 @@ mod deployment;
 mod log_lines;
 mod memory;
 mod metrics;
+mod outages;
 mod readme;
 mod shutdown;
 mod soak;

@@ -80,6 +80,8 @@ pub struct Queue {
     /// How the last one was lost, and what its successor lacks.
     lost: PathEnd,
     trouble: Option<String>,
+    /// Since when commands are held, as the session was told.
+    held_since_us: Option<u64>,
     /// What the last activation brought.
     verdicts: Verdicts,
     turned: Vec<Incoming>,
@@ -127,6 +129,7 @@ impl Queue {
             path_end: None,
             lost: PathEnd::ClosedByTarget,
             trouble: None,
+            held_since_us: None,
             verdicts: Verdicts::default(),
             turned: Vec::with_capacity(usize::from(depth)),
             fail_fast_ms: settings.fail_fast_us.unwrap_or(0) / 1_000,
@@ -370,7 +373,11 @@ impl Queue {
 
     /// Takes in what the socket has.
     fn receive(&mut self, done: &mut impl FnMut(Done)) -> Result<(), PathEnd> {
+        let outstanding = self.core.outstanding();
         let received = self.receive_frames(done);
+        if self.core.outstanding() < outstanding {
+            self.rails.completed(self.now_us());
+        }
         if std::mem::take(&mut self.path.answered) {
             self.rails.progress(self.path.id, self.core.outstanding() > 0, self.now_us());
         }

@@ -23,6 +23,7 @@ use super::line::Line;
 use super::path::Path;
 use crate::connect::ConnectError;
 use crate::error::{PathEnd, ends_the_session};
+use crate::outage::Outage;
 use crate::request::Done;
 
 /// A connection that may become the path.
@@ -99,6 +100,7 @@ impl Queue {
                 }
                 tracing::debug!(session = %self.session.id(), queue = %self.id, %error, "no connection");
                 self.trouble = Some(error.to_string());
+                self.held_since_us = None;
                 self.rails.dial_failed(path, retry_after_us, self.now_us());
             }
         }
@@ -193,6 +195,7 @@ impl Queue {
     fn attempt_failed(&mut self, path: PathId, end: &PathEnd) {
         tracing::debug!(session = %self.session.id(), queue = %self.id, %end, "an activation failed");
         self.trouble = Some(end.to_string());
+        self.held_since_us = None;
         self.rails.activation_failed(path, self.now_us());
     }
 
@@ -255,7 +258,9 @@ impl Queue {
         let Verdicts { unknown, running, done: cached } = self.verdicts;
         self.metrics.path_began([unknown, running, cached]);
         self.rails.activated(id, self.now_us());
+        // What was told before the path was lost is told again, and counts.
         let mut turned = std::mem::take(&mut self.turned);
+        let completes = turned.iter().any(|incoming| matches!(incoming, Incoming::Complete(_)));
         for incoming in turned.drain(..) {
             match incoming {
                 // A verdict brings no payload.
@@ -264,6 +269,9 @@ impl Queue {
             }
         }
         self.turned = turned;
+        if completes {
+            self.rails.completed(self.now_us());
+        }
         if self.closing {
             self.say_close();
         }
@@ -313,13 +321,28 @@ impl Queue {
                     self.switched(from, to, cause, detection_us, blackout_us);
                 }
                 Action::GiveUp => {
-                    let limit_ms = self.fail_fast_ms;
-                    return Err(PathEnd::FailFast { limit_ms, lost: Box::new(self.last_end()) });
+                    let (limit_ms, lost, attempt) = (self.fail_fast_ms, self.last_end(), self.trouble.take());
+                    return Err(PathEnd::FailFast { limit_ms, lost: Box::new(lost), attempt });
                 }
             }
         }
         self.next_rails_ns = self.rails.deadline_us().saturating_mul(1_000);
+        self.tell_outage();
         Ok(())
+    }
+
+    /// Tells the session since when commands are held, and why.
+    fn tell_outage(&mut self) {
+        let since_us = self.rails.held_since_us();
+        if since_us == self.held_since_us {
+            return;
+        }
+        self.held_since_us = since_us;
+        let outage = since_us.map(|since_us| {
+            let reason = self.trouble.clone().unwrap_or_else(|| self.last_end().to_string());
+            Outage { since_ns: since_us.saturating_mul(1_000), reason }
+        });
+        self.session.outages().tell(usize::from(self.id.0), outage);
     }
 
     fn last_end(&self) -> PathEnd {

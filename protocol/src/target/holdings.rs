@@ -32,7 +32,10 @@ use super::{generation, holders, takeover};
 use crate::canary::{Canary, broken};
 use crate::ids::{BootId, QueueId, SessionId, VolumeId};
 use crate::status::Status;
-use crate::wire::AttachMode;
+use crate::wire::{AttachMode, Rail};
+
+/// Connections that may stand by for one queue on one rail (I8): one that is wanted, and one that takes its place.
+const MAX_STANDBYS: usize = 2;
 
 /// What the holdings keep to.
 #[derive(Clone, Copy, Debug)]
@@ -125,15 +128,27 @@ struct Entry {
     generation: u64,
     synced_boot_id: BootId,
     lease: Lease,
+    /// Those of its paths that only stand by, the oldest first.
+    standbys: Vec<Standby>,
     /// What its answer waits for; nothing once it was answered.
     waits: Option<Waits>,
+}
+
+/// A connection that stands by.
+#[derive(Clone, Copy, Debug)]
+struct Standby {
+    queue: QueueId,
+    rail: Rail,
+    path: PathId,
 }
 
 /// An attach that isn't answered yet.
 #[derive(Clone, Debug)]
 struct Waits {
-    /// Those who asked, and when. More than one if the initiator repeats itself.
+    /// Those who asked, and when. More than one if the initiator repeats itself; none if all went away.
     requests: Vec<(RequestId, u64)>,
+    /// When the last one asked who went away.
+    deserted_ms: u64,
     /// This version of the record has to be stored.
     version: u64,
     /// What it inherits is still to be judged, when its predecessor has ended.
@@ -195,8 +210,9 @@ impl Holdings {
     /// When to call [`Self::tick`], in milliseconds.
     #[must_use]
     pub fn deadline_ms(&self) -> Option<u64> {
-        let wait_ms = self.limits.attach_wait_ms;
+        let (wait_ms, lease_ms) = (self.limits.attach_wait_ms, u64::from(self.limits.lease_ms));
         let deadline = |entry: &Entry| match &entry.waits {
+            Some(waits) if waits.requests.is_empty() => Some(waits.deserted_ms.saturating_add(lease_ms)),
             Some(waits) => waits.requests.iter().map(|(_, since_ms)| since_ms.saturating_add(wait_ms)).min(),
             None => entry.lease.deadline_ms(),
         };
@@ -257,7 +273,7 @@ impl Holdings {
         let Some(entry) = self.sessions.get_mut(&asking.session) else { return };
         if let Some(waits) = &mut entry.waits {
             waits.requests.push((asking.request, now_ms));
-            return;
+            return self.answer_what_waits(asking.volume, now_ms);
         }
         entry.lease.attached(terms, now_ms);
         let admitted = self.admitted(asking.session, false, Inherited::Nothing);
@@ -303,6 +319,7 @@ impl Holdings {
         let record = &self.volumes[place].record;
         let waits = Waits {
             requests: Vec::from([(asking.request, now_ms)]),
+            deserted_ms: now_ms,
             version: record.version,
             takeover: asking.next_secret.is_some(),
             newcomer: !recorded,
@@ -316,6 +333,7 @@ impl Holdings {
             generation: record.generation,
             synced_boot_id,
             lease: Lease::default(),
+            standbys: Vec::new(),
             waits: Some(waits),
         };
         self.sessions.insert(id, entry);
@@ -382,7 +400,9 @@ impl Holdings {
             let stored = self.volumes[place].stored;
             let terms = self.terms();
             let Some(entry) = self.sessions.get_mut(&id) else { continue };
-            let Some(waits) = entry.waits.take_if(|waits| waits.version <= stored) else { continue };
+            let Some(waits) = entry.waits.take_if(|waits| waits.version <= stored && !waits.requests.is_empty()) else {
+                continue;
+            };
             entry.lease.attached(terms, now_ms);
             self.volumes[place].awaited.retain(|holder| *holder != id);
             for (n, (request, _)) in waits.requests.into_iter().enumerate() {
@@ -437,21 +457,29 @@ impl Holdings {
         })
     }
 
-    /// Whoever asked doesn't wait for the answer any more: its connection is gone.
+    /// Whoever asked doesn't wait for the answer any more: its connection is gone. A session that took the place of
+    /// its own predecessor goes on waiting for it, as one without a path does: else a stranger could take the volume
+    /// before it asks again.
     pub fn withdraw(&mut self, request: RequestId) {
         let asked = |entry: &Entry| {
             entry.waits.as_ref().is_some_and(|waits| waits.requests.iter().any(|(waiting, _)| *waiting == request))
         };
         let Some(id) = self.sessions.iter().find_map(|(id, entry)| asked(entry).then_some(*id)) else { return };
-        self.gives_up(id, |waiting, _| waiting == request);
+        self.gives_up(id, true, |waiting, _| waiting == request);
     }
 
-    /// Takes requests from a session that waits; gives them. When none is left the session never was.
-    fn gives_up(&mut self, id: SessionId, gone: impl Fn(RequestId, u64) -> bool) -> Vec<RequestId> {
+    /// Takes requests from a session that waits; gives them. When none is left the session never was, unless it was
+    /// there before and `stays`.
+    fn gives_up(&mut self, id: SessionId, stays: bool, gone: impl Fn(RequestId, u64) -> bool) -> Vec<RequestId> {
         let Some(waits) = self.sessions.get_mut(&id).and_then(|entry| entry.waits.as_mut()) else { return Vec::new() };
+        let deserted_ms = &mut waits.deserted_ms;
         let leaving = waits.requests.extract_if(.., |(request, since_ms)| gone(*request, *since_ms));
-        let leaving = leaving.map(|(request, _)| request).collect();
-        if waits.requests.is_empty() {
+        let leaving = leaving.map(|(request, since_ms)| {
+            *deserted_ms = since_ms;
+            request
+        });
+        let leaving = leaving.collect();
+        if waits.requests.is_empty() && (waits.newcomer || !stays) {
             let newcomer = waits.newcomer;
             let entry = self.sessions.remove(&id);
             if let (Some(entry), true) = (entry, newcomer) {
@@ -463,32 +491,89 @@ impl Holdings {
 
     // ---- paths
 
-    /// A connection wants to become a path of a queue, or a standby. If it may, it counts as one until
-    /// [`Self::path_lost`] or [`Self::path_failed`].
+    /// A connection wants to become a path of a queue. If it may, it counts as one until [`Self::path_lost`] or
+    /// [`Self::path_failed`].
+    ///
+    /// Where there is no room for it a standby makes some: the driver ends the connection that this names, and tells
+    /// so by [`Self::path_failed`] before anything else. No standby keeps a path out.
     ///
     /// # Errors
     /// The [`Refusal`] to answer with.
-    pub fn join(&mut self, session: SessionId, secret: &Digest, queue: QueueId, path: PathId) -> Result<(), Refusal> {
+    pub fn join(
+        &mut self,
+        session: SessionId,
+        secret: &Digest,
+        queue: QueueId,
+        path: PathId,
+    ) -> Result<Option<(SessionId, PathId)>, Refusal> {
+        self.may_join(session, secret, queue)?;
+        let mut leaves = None;
+        if self.is_full() {
+            leaves = Some(self.spare(session).ok_or(Refusal::TooManyPaths { limit: self.limits.max_paths })?);
+        }
+        self.path_comes(session, path, None);
+        Ok(leaves)
+    }
+
+    /// A connection wants to stand by for a queue. If it may, it counts as a path until [`Self::path_lost`] or
+    /// [`Self::path_failed`]. One too many for its queue takes the place of the oldest, as in [`Self::join`].
+    ///
+    /// # Errors
+    /// The [`Refusal`] to answer with.
+    pub fn stand_by(
+        &mut self,
+        session: SessionId,
+        secret: &Digest,
+        queue: QueueId,
+        rail: Rail,
+        path: PathId,
+    ) -> Result<Option<(SessionId, PathId)>, Refusal> {
+        self.may_join(session, secret, queue)?;
+        let standbys = self.sessions.get(&session).into_iter().flat_map(|entry| &entry.standbys);
+        let mut beside = standbys.filter(|standby| standby.queue == queue && standby.rail == rail);
+        let oldest = beside.next().map(|standby| (session, standby.path));
+        let leaves = oldest.filter(|_| 1 + beside.count() >= MAX_STANDBYS);
+        if leaves.is_none() && self.is_full() {
+            return Err(Refusal::TooManyPaths { limit: self.limits.max_paths });
+        }
+        self.path_comes(session, path, Some(Standby { queue, rail, path }));
+        Ok(leaves)
+    }
+
+    fn is_full(&self) -> bool {
+        self.sessions.values().map(|entry| entry.lease.paths()).sum::<usize>() >= self.limits.max_paths
+    }
+
+    /// The standby that makes room for a path of `session`: its own oldest, else that of who has most of them.
+    fn spare(&self, session: SessionId) -> Option<(SessionId, PathId)> {
+        let own_first = |(id, entry): &(&SessionId, &Entry)| (**id == session, entry.standbys.len());
+        let standing = self.sessions.iter().filter(|(_, entry)| !entry.standbys.is_empty());
+        let (id, entry) = standing.max_by_key(own_first)?;
+        entry.standbys.first().map(|standby| (*id, standby.path))
+    }
+
+    fn path_comes(&mut self, session: SessionId, path: PathId, standby: Option<Standby>) {
+        let Some(entry) = self.sessions.get_mut(&session) else { return };
+        // From now on it may write.
+        self.volumes[entry.volume].synced_for.retain(|holder| *holder != session);
+        entry.lease.path_comes(path);
+        entry.standbys.retain(|present| present.path != path);
+        entry.standbys.extend(standby);
+    }
+
+    /// Whether a connection shows what it needs to be a path of this queue.
+    fn may_join(&self, session: SessionId, secret: &Digest, queue: QueueId) -> Result<(), Refusal> {
         if self.draining {
             return Err(Refusal::Draining);
         }
-        let paths: usize = self.sessions.values().map(|entry| entry.lease.paths()).sum();
-        let limit = self.limits.max_paths;
-        let entry = self.sessions.get_mut(&session).ok_or(Refusal::SessionLost { session })?;
-        let volume = &mut self.volumes[entry.volume];
-        takeover::check(&volume.record, session, Some(&entry.secret), secret)?;
+        let entry = self.sessions.get(&session).ok_or(Refusal::SessionLost { session })?;
+        takeover::check(&self.volumes[entry.volume].record, session, Some(&entry.secret), secret)?;
         if entry.waits.is_some() {
             return Err(Refusal::SessionLost { session });
         }
         if queue.0 >= entry.queues {
             return Err(Refusal::NoQueue { session, queue, queues: entry.queues });
         }
-        if paths >= limit {
-            return Err(Refusal::TooManyPaths { limit });
-        }
-        // From now on it may write.
-        volume.synced_for.retain(|holder| *holder != session);
-        entry.lease.path_comes(path);
         Ok(())
     }
 
@@ -505,6 +590,7 @@ impl Holdings {
     fn path_goes(&mut self, session: SessionId, path: PathId, was_one: bool, now_ms: u64) {
         let terms = self.terms();
         if let Some(entry) = self.sessions.get_mut(&session) {
+            entry.standbys.retain(|standby| standby.path != path);
             entry.lease.path_goes(path, was_one, terms, now_ms);
         }
     }
@@ -571,7 +657,11 @@ impl Holdings {
 
     /// Time passes: sessions without a path end, and who has waited for too long is refused.
     pub fn tick(&mut self, now_ms: u64) {
-        let over = self.sessions.iter().filter(|(_, entry)| entry.waits.is_none() && entry.lease.is_over(now_ms));
+        let lease_ms = u64::from(self.limits.lease_ms);
+        let over = self.sessions.iter().filter(|(_, entry)| match &entry.waits {
+            Some(waits) => waits.requests.is_empty() && waits.deserted_ms.saturating_add(lease_ms) <= now_ms,
+            None => entry.lease.is_over(now_ms),
+        });
         let over: Vec<SessionId> = over.map(|(id, _)| *id).collect();
         for session in over {
             self.end(session, Status::CONNECTION_LOST);
@@ -579,7 +669,7 @@ impl Holdings {
         let waited_ms = self.limits.attach_wait_ms;
         let waiting: Vec<SessionId> = self.waiting().collect();
         for session in waiting {
-            for request in self.gives_up(session, |_, since_ms| since_ms.saturating_add(waited_ms) <= now_ms) {
+            for request in self.gives_up(session, true, |_, since_ms| since_ms.saturating_add(waited_ms) <= now_ms) {
                 self.answer(request, Err(Refusal::StillWaits { waited_ms }));
             }
         }
@@ -612,7 +702,7 @@ impl Holdings {
         let waiting: Vec<SessionId> = self.waiting().collect();
         for session in waiting {
             if self.sessions.get(&session).is_some_and(|entry| entry.volume == volume) {
-                for request in self.gives_up(session, |_, _| true) {
+                for request in self.gives_up(session, false, |_, _| true) {
                     self.answer(request, Err(Refusal::NotStored));
                 }
             }
@@ -639,7 +729,7 @@ impl Holdings {
         self.draining = true;
         let waiting: Vec<SessionId> = self.waiting().collect();
         for session in waiting {
-            for request in self.gives_up(session, |_, _| true) {
+            for request in self.gives_up(session, false, |_, _| true) {
                 self.answer(request, Err(Refusal::Draining));
             }
         }

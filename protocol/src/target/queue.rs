@@ -130,6 +130,8 @@ struct Entry {
     unasked: u32,
     /// The initiator was asked for the payload, which hasn't come yet.
     asked: bool,
+    /// At storage, and ended for the initiator with a report that didn't match it: its reply goes to nobody.
+    disowned: bool,
 }
 
 /// The target's end of a queue; outlives its paths.
@@ -156,6 +158,7 @@ impl Queue {
             reply: None,
             unasked: 0,
             asked: false,
+            disowned: false,
         };
         Self {
             epoch,
@@ -290,6 +293,7 @@ impl Queue {
             reply: None,
             unasked,
             asked: false,
+            disowned: false,
         };
         self.busy += 1;
         Ok(match parsed {
@@ -403,13 +407,16 @@ impl Queue {
         Start::Go(request)
     }
 
-    /// Storage has ended the command: the reply, recorded for retries. Nothing if it isn't at storage.
+    /// Storage has ended the command: the reply, recorded for retries. Nothing if it isn't at storage, or if the
+    /// initiator doesn't wait for it any more.
     pub fn finish(&mut self, slot: Slot, sequence: Sequence, outcome: Outcome) -> Option<Reply> {
         let entry = self.table.get(slot.index())?;
         if !matches!(entry.phase, Phase::Stored | Phase::Ready) || entry.sequence != sequence {
             return None;
         }
-        Some(self.answer(slot, outcome))
+        let disowned = entry.disowned;
+        let reply = self.answer(slot, outcome);
+        (!disowned).then_some(reply)
     }
 
     /// Records the reply and frees what the command held.
@@ -500,13 +507,20 @@ impl Queue {
         let entry = self.table.get_mut(slot.index()).ok_or(no_slot)?;
         let (epoch, credits) = (self.epoch, self.grant.said());
         let unknown = Verdict { slot, kind: VerdictKind::Unknown, reply: None };
-        if command.sequence == entry.sequence.next() && matches!(entry.phase, Phase::Free | Phase::Answered) {
+        let ended = matches!(entry.phase, Phase::Free | Phase::Answered) || entry.disowned;
+        if command.sequence == entry.sequence.next() && ended {
             return Ok(unknown);
         }
         if command.sequence != entry.sequence || entry.phase == Phase::Free {
             return Err(Violation::new(Status::MALFORMED, "a report of a sequence that can't be in flight"));
         }
         if !entry.command.is_repeated_by(command) && !broken(Canary::RetryNotCompared) {
+            // The initiator counts the sequence as used up, and so must we, or its next command has a wrong one.
+            match entry.phase {
+                Phase::Stored => entry.disowned = true,
+                Phase::Answered => {}
+                _ => drop(self.answer(slot, Outcome::status(Status::RETRY_MISMATCH))),
+            }
             let reply = Reply { status: Status::RETRY_MISMATCH, ..Reply::to(command, epoch, credits) };
             return Ok(Verdict { slot, kind: VerdictKind::Done, reply: Some(reply) });
         }
@@ -525,6 +539,7 @@ impl Queue {
             }
             _ => {
                 // The reply goes to the new path, and where the payload is wanted now.
+                entry.disowned = false;
                 (entry.command.epoch, entry.command.placement) = (epoch, command.placement);
                 Verdict { slot, kind: VerdictKind::Running, reply: None }
             }
@@ -846,6 +861,31 @@ mod tests {
         let reply = q.finish(Slot(0), Sequence(1), Outcome::default()).unwrap();
         assert_eq!(reply.epoch, Epoch(2));
         assert_eq!(q.receive(&Command { epoch: Epoch(2), ..read(1, 1) }), Ok(Intake::Ready));
+    }
+
+    #[test]
+    fn a_report_that_mismatched_a_running_command_left_both_sides_with_other_sequences() {
+        let mut q = queue();
+        let (parked, stored) = (write(0, 1, 16384), write(1, 1, 4096));
+        for command in [parked, stored] {
+            q.receive(&command).unwrap();
+            q.payload_arrived(command.slot, Sequence(1), 7);
+        }
+        assert!(starts(&mut q, Slot(1), Sequence(1)));
+        q.activate(Epoch(2));
+        for command in [parked, stored] {
+            let verdict = q.verdict(&Command { offset: 512, ..command }).unwrap();
+            assert_eq!(verdict.reply.map(|reply| reply.status), Some(Status::RETRY_MISMATCH));
+        }
+        assert_eq!(q.start(Slot(0), Sequence(1)), Start::Stale, "nobody waits for it");
+        again(&mut q, &write(0, 2, 16384));
+        // What is at storage keeps its slot until it has ended, and its reply goes to nobody.
+        let next = Command { epoch: Epoch(2), ..write(1, 2, 4096) };
+        assert_eq!(q.receive(&next).unwrap_err().status, Status::CREDIT_OVERRUN);
+        assert_eq!(q.verdict(&next).unwrap().kind, VerdictKind::Unknown);
+        assert_eq!(q.finish(Slot(1), Sequence(1), Outcome::default()), None);
+        again(&mut q, &next);
+        assert_eq!(q.busy(), 0);
     }
 
     #[test]

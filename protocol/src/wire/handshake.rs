@@ -6,6 +6,7 @@ use super::fault::Fault;
 use super::frame::{Command, Credits, Frame, Payload, Rail, Reply, check_granted};
 use crate::ids::{BootId, Epoch, GrantNumber, Instance, QueueId, Secret, SessionId, Slot, VolumeId};
 use crate::limits::{HEADER_LEN, MAX_DEPTH, MAX_HANDSHAKE_PAYLOAD, MAX_NAME, MAX_PORTALS, MAX_TEXT, MAX_VOLUME_NAME};
+use crate::opcode::Flags;
 use crate::status::Status;
 
 /// Features, one bit each; used only when offered in HELLO and taken up in WELCOME.
@@ -299,13 +300,25 @@ impl<'a> Activate<'a> {
     /// The commands in flight.
     ///
     /// # Errors
-    /// For each entry that isn't the header of a command on this rail, its [`Fault`].
+    /// For each entry that isn't the header of a command as it would be sent on this path, its [`Fault`].
     pub fn report(&self) -> impl Iterator<Item = Result<Command, Fault>> + 'a {
-        let rail = self.rail;
+        let (rail, epoch) = (self.rail, self.epoch);
         let headers = self.report.as_chunks::<HEADER_LEN>().0.iter();
-        headers.map(move |header| match Frame::decode(header)?.on_rail(rail)? {
-            Frame::Command(command) => Ok(command),
-            _ => Err(Fault::Malformed("a slot report holds something else than commands")),
+        let mut last = None;
+        headers.map(move |header| {
+            let Frame::Command(command) = Frame::decode(header)?.on_rail(rail)? else {
+                return Err(Fault::Malformed("a slot report holds something else than commands"));
+            };
+            if command.epoch != epoch {
+                return Err(Fault::Malformed("a reported command has another epoch than its ACTIVATE"));
+            }
+            if command.flags.has(Flags::PAYLOAD_FOLLOWS) {
+                return Err(Fault::Malformed("a reported command has PAYLOAD_FOLLOWS, but nothing follows it"));
+            }
+            if last.replace(command.slot).is_some_and(|last| command.slot <= last) {
+                return Err(Fault::Malformed("reported commands aren't in the order of their slots, each once"));
+            }
+            Ok(command)
         })
     }
 }
@@ -776,16 +789,21 @@ mod tests {
 
     #[test]
     fn an_activation_carries_the_commands_in_flight_and_gets_a_verdict_for_each() {
-        let command = Command { opcode: Opcode::WRITE, slot: Slot(3), ..Command::default() };
-        let report: Vec<u8> = [Frame::Command(command).encode(), Frame::Command(command).encode()].concat();
+        let commands = [3, 4].map(|slot| Command {
+            opcode: Opcode::WRITE,
+            slot: Slot(slot),
+            epoch: Epoch(5),
+            ..Command::default()
+        });
+        let report: Vec<u8> = commands.map(|command| Frame::Command(command).encode()).concat();
         let activate = Activate::new(SessionId([1; 16]), Secret([2; 16]), QueueId(1), Rail::TCP, Epoch(5));
         let activate = Activate { depth: 32, ..activate }.with_report(&report);
-        assert!(activate.report().eq([Ok(command), Ok(command)]));
+        assert!(activate.report().eq(commands.map(Ok)));
         round_trip(Handshake::Activate(activate));
 
         let reply = Reply {
             opcode: Opcode::WRITE,
-            flags: crate::opcode::Flags::NONE,
+            flags: Flags::NONE,
             slot: Slot(3),
             status: Status::OK,
             epoch: Epoch(5),
@@ -811,10 +829,34 @@ mod tests {
     #[test]
     fn i9_a_report_of_a_placement_on_tcp_is_refused() {
         let placement = crate::wire::Placement { address: 4096, key: 0 };
-        let header = Frame::Command(Command { placement, ..Command::default() }).encode();
+        let header = Frame::Command(Command { placement, epoch: Epoch(5), ..Command::default() }).encode();
         for (rail, fits) in [(Rail::TCP, false), (Rail::RDMA, true)] {
             let activate = Activate::new(SessionId([1; 16]), Secret([2; 16]), QueueId(1), rail, Epoch(5));
             assert!(activate.with_report(&header).report().all(|command| command.is_ok() == fits));
+        }
+    }
+
+    #[test]
+    fn i9_reports_that_break_a_rule_were_taken() {
+        let command = |slot: u16| Command { slot: Slot(slot), epoch: Epoch(5), ..Command::default() };
+        let follows = Flags::PAYLOAD_FOLLOWS;
+        let payload = Payload { length: 512, crc: 1 };
+        let cases = [
+            ([command(1), command(3)], None),
+            ([command(3), command(1)], Some("order")),
+            ([command(3), command(3)], Some("order")),
+            ([command(1), Command { epoch: Epoch(4), ..command(3) }], Some("another epoch")),
+            ([command(1), Command { flags: follows, payload, ..command(3) }], Some("PAYLOAD_FOLLOWS")),
+        ];
+        for (commands, rule) in cases {
+            let report = commands.map(|command| Frame::Command(command).encode()).concat();
+            let activate = Activate::new(SessionId([1; 16]), Secret([2; 16]), QueueId(1), Rail::TCP, Epoch(5));
+            let taken: Result<alloc::vec::Vec<_>, _> = activate.with_report(&report).report().collect();
+            match (taken, rule) {
+                (Ok(taken), None) => assert_eq!(taken, commands),
+                (Err(Fault::Malformed(text)), Some(rule)) => assert!(text.contains(rule), "{text}"),
+                other => panic!("{other:?}"),
+            }
         }
     }
 

@@ -33,18 +33,58 @@ fn with_tcp_alone_there_is_one_connection_and_a_lost_one_is_replaced() {
     assert_eq!(world.counts.dials, 21);
 }
 
-#[test]
-fn a_target_that_drops_each_path_as_it_begins_is_not_flooded() {
-    let mut world = World::new(Settings::DEFAULT, 2);
-    world.load();
-    let began_us = world.now_us;
-    while world.now_us < began_us + SECOND {
-        if let Some(path) = world.rails.serving() {
-            world.lose(path, 0);
+/// Each path is lost that long after it began to serve; until then commands make progress, or none does.
+fn short_lived_paths(settings: Settings, lasts_us: u64, useful: bool, time_us: u64) -> World {
+    let mut world = World::new(settings, 2);
+    if useful {
+        world.load();
+    }
+    let mut doomed = None;
+    while world.now_us < time_us && world.did(|a| *a == Action::GiveUp).is_none() {
+        if let Some(path) = world.rails.serving().filter(|path| doomed != Some(*path)) {
+            doomed = Some(path);
+            world.lose(path, lasts_us);
+        }
+        if !useful {
+            world.rails.submitted(world.now_us);
         }
         world.run_for(MS / 10);
     }
-    assert!((50..=101).contains(&world.counts.dials), "{} dials in a second", world.counts.dials);
+    world
+}
+
+#[test]
+fn a_target_that_drops_each_path_as_it_begins_was_dialed_a_hundred_times_a_second() {
+    let world = short_lived_paths(Settings::DEFAULT, 0, false, 60 * SECOND);
+    assert!((50..=75).contains(&world.counts.dials), "{} dials in a minute", world.counts.dials);
+}
+
+#[test]
+fn paths_that_complete_commands_but_die_soon_are_replaced_ten_times_a_second() {
+    let world = short_lived_paths(Settings::DEFAULT, 5 * MS, true, 60 * SECOND);
+    assert!((500..=620).contains(&world.counts.dials), "{} dials in a minute", world.counts.dials);
+}
+
+#[test]
+fn a_path_that_lasted_is_replaced_at_once_however_short_those_before_lived() {
+    let mut world = short_lived_paths(Settings::DEFAULT, 0, false, 20 * SECOND);
+    world.load();
+    world.run_for(10 * SECOND);
+    let (path, lost_us) = (world.rails.serving().unwrap(), world.now_us);
+    world.log.clear();
+    world.lose(path, 0);
+    world.run_for(SECOND);
+    assert!(matches!(world.switches()[..], [(at_us, ..)] if at_us < lost_us + MS), "{:?}", world.log);
+}
+
+#[test]
+fn fail_fast_began_anew_with_each_path_though_none_completed_a_command() {
+    let settings = Settings { fail_fast_us: Some(10 * SECOND), ..Settings::DEFAULT };
+    let world = short_lived_paths(settings, 5 * MS, false, 60 * SECOND);
+    let over_us = world.did(|a| *a == Action::GiveUp).unwrap();
+    assert!((10 * SECOND..12 * SECOND).contains(&over_us), "{over_us}");
+    let world = short_lived_paths(settings, 5 * MS, true, 60 * SECOND);
+    assert_eq!(world.did(|a| *a == Action::GiveUp), None, "commands were completed");
 }
 
 #[test]

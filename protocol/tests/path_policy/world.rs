@@ -325,6 +325,7 @@ impl World {
             News::Completed => self.rails.send_completed(path),
             News::Progress { in_flight } => {
                 self.rails.progress(path, in_flight, now_us);
+                self.rails.completed(now_us);
                 if let Some(load_us) = self.load_us.filter(|_| self.active == Some(path)) {
                     self.later(number, load_us, News::Stored { in_flight: true });
                 }

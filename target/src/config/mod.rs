@@ -67,7 +67,7 @@ pub struct Config {
     pub max_handshakes: usize,
     /// How long the handshake waits for the initiator's next frame, in milliseconds.
     pub handshake_timeout_ms: u64,
-    /// Most connections that are paths of queues.
+    /// Most connections that are paths of queues or stand by for them.
     pub max_connections: usize,
     /// How long an idle reactor looks for work before it sleeps, in microseconds.
     pub spin_us: u64,
@@ -170,7 +170,7 @@ impl Config {
             stall_timeout_ms: c.number("stall_timeout_ms", |s| s.stall_timeout_ms, 30_000, 1..=3_600_000),
             probe_period_ms: c.number("probe_period_ms", |s| s.probe_period_ms, 5_000, 1..=3_600_000),
             drain_timeout_ms: c.number("drain_timeout_ms", |s| s.drain_timeout_ms, 10_000, 0..=3_600_000),
-            lease_ms: c.number("lease_ms", |s| s.lease_ms, 60_000, 0..=3_600_000),
+            lease_ms: c.number("lease_ms", |s| s.lease_ms, 60_000, 0..=3_600_000) as u32,
             lock_wait_ms: c.number("lock_wait_ms", |s| s.lock_wait_ms, 60_000, 0..=3_600_000),
             congestion: c.congestion(),
             log: c.log(),
@@ -531,6 +531,12 @@ mod tests {
         assert_eq!(errors("queue_depth = 300\n", &[]), "t.toml:1: queue_depth is 300; it must be 1 to 256");
         let error = errors("queue_depth = 300\n", &["--queue-depth", "0"]);
         assert_eq!(error, "--queue-depth: queue_depth is 0; it must be 1 to 256");
+        // However far out of its bounds.
+        for lease in ["3600001", "4294967296"] {
+            let file = format!("lease_ms = {lease}\n");
+            let expected = format!("t.toml:1: lease_ms is {lease}; it must be 0 to 3600000");
+            assert_eq!(errors(&file, &[]), expected, "a value of more than 32 bits had a message of its own");
+        }
         let error = errors("max_transfer = \"16M\"\narena = \"64M\"\n", &[]);
         assert_eq!(error, "t.toml:2: arena is 64M; it must be 128M to 256G");
     }

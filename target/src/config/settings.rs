@@ -59,7 +59,8 @@ pub struct Settings {
     /// waits for its first queue [default: 5000]
     #[arg(long, value_name = "MS")]
     pub handshake_timeout_ms: Option<u64>,
-    /// Most connections that serve queues [default: 4096]
+    /// Most connections that serve queues or stand by for them; those that stand by make room for those that serve
+    /// [default: 4096]
     #[arg(long, value_name = "N")]
     pub max_connections: Option<usize>,
     /// How long an idle data-plane thread looks for work before it sleeps: longer costs CPU time and saves
@@ -80,7 +81,7 @@ pub struct Settings {
     /// How long a session outlives the last of its connections, so that its initiator can come back to it; its
     /// volume stays held meanwhile. 0 for not at all [default: 60000]
     #[arg(long, value_name = "MS")]
-    pub lease_ms: Option<u32>,
+    pub lease_ms: Option<u64>,
     /// How long the start waits for a volume that another process holds [default: 60000]
     #[arg(long, value_name = "MS")]
     pub lock_wait_ms: Option<u64>,

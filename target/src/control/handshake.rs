@@ -8,6 +8,7 @@
 //! STANDBY may come before ACTIVATE. Any step may be answered by REFUSED; then the connection ends.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use twinrail_protocol::target::{PathId, QueueOptions};
 use twinrail_protocol::wire::{
     Activate, Attach, Credits, Features, Frame, Handshake, Hello, Rail, Refused, Standby, VERSION, Welcome,
 };
-use twinrail_protocol::{BootId, Epoch, Instance, Status};
+use twinrail_protocol::{BootId, Epoch, Instance, Status, Violation};
 
 use super::listener::Stage;
 use super::places::Place;
@@ -118,7 +119,7 @@ async fn stand_by(
     place.enter(Stage::Activating)?;
     let mut standee = Standee::begin(host, c, standby).await?;
     // It counts among the paths of its session, and not any more among what is unfinished.
-    let _notice = place.leave();
+    place.leave();
     match standee.stand(c).await {
         Ok(Outcome::Activate) => {}
         Ok(Outcome::Over) | Err(Failure::Lost(_) | Failure::Timeout(_)) => return Ok(HandshakeEnd::Standing),
@@ -167,10 +168,7 @@ async fn attach_volume(host: &Host, c: &mut Connection, initiator: &str, attach:
 /// Gives the connection to its queue's reactor, which answers ACTIVATED. When it is refused, `connection`
 /// is there again, to say so.
 async fn hand_over(host: &Host, connection: &mut Option<Connection>, activate: &Activate<'_>) -> Result<(), Failure> {
-    if activate.rail != Rail::TCP {
-        let text = format!("this is a {} connection; it can't be a path on {}", Rail::TCP.name(), activate.rail.name());
-        return Err(Refusal::new(Status::BAD_PARAMETER, text).into());
-    }
+    check_rail(activate.rail)?;
     check_wishes(activate)?;
     let mut report = Vec::with_capacity(activate.report_len() * HEADER_LEN);
     for command in activate.report() {
@@ -179,7 +177,7 @@ async fn hand_over(host: &Host, connection: &mut Option<Connection>, activate: &
     let new_instance = random_instance()?;
     let Some(Connection { stream, peer, patience }) = connection.take() else { return Ok(()) };
     let socket = Socket::from_stream(stream.into_std()?, &host.socket)?;
-    let (path, answer) = match submit(host, activate, socket, new_instance, report) {
+    let (path, answer) = match submit(host, activate, (socket, peer), new_instance, report) {
         Ok((path, answer)) => (path, answer.await),
         Err((refusal, socket)) => {
             *connection = Some(Connection { stream: taken_back(&socket)?, peer, patience });
@@ -188,16 +186,27 @@ async fn hand_over(host: &Host, connection: &mut Option<Connection>, activate: &
     };
     match answer {
         Ok(Ok(())) => Ok(()),
-        Ok(Err((status, socket))) => {
+        Ok(Err((violation, socket))) => {
             host.sessions.path_failed(activate.session, path);
             *connection = Some(Connection { stream: taken_back(&socket)?, peer, patience });
-            Err(refusal_of(status, activate).into())
+            Err(refusal_of(&violation, activate).into())
         }
         Err(_) => {
             host.sessions.path_failed(activate.session, path);
             Err(io::Error::other("it was lost before it was the path").into())
         }
     }
+}
+
+/// All connections here are of one rail.
+pub(super) fn check_rail(rail: Rail) -> Result<(), Refusal> {
+    let other = match rail {
+        Rail::TCP => return Ok(()),
+        Rail::RDMA => "RDMA".to_owned(),
+        Rail(number) => format!("rail {number}, which nobody knows"),
+    };
+    let text = format!("this is a TCP connection; it can't be a path on {other}: say rail {}", Rail::TCP.0);
+    Err(Refusal::new(Status::BAD_PARAMETER, text))
 }
 
 /// What an ACTIVATE may ask for (SPEC.md, "ACTIVATE").
@@ -216,12 +225,12 @@ fn check_wishes(activate: &Activate<'_>) -> Result<(), Refusal> {
     Err(Refusal::new(Status::BAD_PARAMETER, text))
 }
 
-type ReactorAnswer = oneshot::Receiver<Result<(), (Status, Socket)>>;
+type ReactorAnswer = oneshot::Receiver<Result<(), (Violation, Socket)>>;
 
 fn submit(
     host: &Host,
     activate: &Activate<'_>,
-    socket: Socket,
+    (socket, peer): (Socket, SocketAddr),
     new_instance: Instance,
     report: Vec<u8>,
 ) -> Result<(PathId, ReactorAnswer), (Refusal, Socket)> {
@@ -241,7 +250,19 @@ fn submit(
         read_only: session.read_only(),
     };
     let (done, answer) = oneshot::channel();
-    permit.send(Activation { socket, session, path, queue, epoch, instance, new_instance, options, report, done });
+    permit.send(Activation {
+        socket,
+        peer,
+        session,
+        path,
+        queue,
+        epoch,
+        instance,
+        new_instance,
+        options,
+        report,
+        done,
+    });
     Ok((path, answer))
 }
 
@@ -251,7 +272,8 @@ fn taken_back(socket: &Socket) -> io::Result<TcpStream> {
 }
 
 /// What a reactor's refusal means.
-fn refusal_of(status: Status, activate: &Activate<'_>) -> Refusal {
+fn refusal_of(violation: &Violation, activate: &Activate<'_>) -> Refusal {
+    let status = violation.status;
     let Activate { session, queue, epoch, .. } = activate;
     let text = match status {
         Status::LIMIT_REACHED => {
@@ -263,7 +285,7 @@ fn refusal_of(status: Status, activate: &Activate<'_>) -> Refusal {
         Status::STALE_EPOCH => format!("epoch {epoch} of queue {queue} isn't greater than the last one"),
         Status::SUPERSEDED => format!("another path of queue {queue} is being activated; try again"),
         Status::DRAINING => "this target is about to stop".into(),
-        _ => format!("queue {queue} of session {session} can't be activated"),
+        _ => format!("queue {queue} of session {session} can't be activated: {}", violation.detail),
     };
     Refusal::new(status, text)
 }

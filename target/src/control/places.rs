@@ -5,8 +5,7 @@
 //! keep out one that goes on.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use prometheus::IntGauge;
 use tokio::sync::oneshot;
@@ -50,8 +49,9 @@ pub(super) struct Places<S> {
 pub(super) struct Place<S: Copy + Ord> {
     all: Arc<Places<S>>,
     id: u64,
-    /// It was given back: whoever had it needs none any more.
-    left: AtomicBool,
+    /// It was given back: whoever had it needs none any more. Kept, since whoever waits to hear that the place was
+    /// lost would hear so when this is dropped.
+    left: OnceLock<oneshot::Sender<()>>,
 }
 
 /// The place was given to somebody else.
@@ -85,7 +85,7 @@ impl<S: Copy + Ord> Places<S> {
         let (notice, noticed) = oneshot::channel();
         table.guests.insert(id, Guest { stage, since: id, notice });
         self.count(&table);
-        Some((Place { all: self.clone(), id, left: AtomicBool::new(false) }, noticed))
+        Some((Place { all: self.clone(), id, left: OnceLock::new() }, noticed))
     }
 
     /// Takes the place of one that is at `last` or before for nobody. Answers whether there was one.
@@ -100,7 +100,7 @@ impl<S: Copy + Ord> Places<S> {
 impl<S: Copy + Ord> Place<S> {
     /// Goes on to another stage, if the place wasn't lost.
     pub(super) fn enter(&self, stage: S) -> Result<(), CrowdedOut> {
-        if self.left.load(Ordering::Relaxed) {
+        if self.left.get().is_some() {
             return Ok(());
         }
         let mut table = self.all.table();
@@ -111,13 +111,14 @@ impl<S: Copy + Ord> Place<S> {
         Ok(())
     }
 
-    /// Gives the place back early. Whoever waits to hear that it was lost doesn't as long as what this gives is kept.
-    pub(super) fn leave(&self) -> Option<oneshot::Sender<()>> {
+    /// Gives the place back early, if it wasn't lost.
+    pub(super) fn leave(&self) {
         let mut table = self.all.table();
-        let guest = table.guests.remove(&self.id);
-        self.left.store(guest.is_some(), Ordering::Relaxed);
+        if let Some(guest) = table.guests.remove(&self.id) {
+            // Nobody has set it: the guest was still there.
+            let _ = self.left.set(guest.notice);
+        }
         self.all.count(&table);
-        guest.map(|guest| guest.notice)
     }
 
     /// The stage it is at, if the place wasn't lost.

@@ -16,7 +16,7 @@ use twinrail_protocol::target::{
     Admitted, Asking, Digest, FlushLedger, Holdings, Limits, Output, PathId, Refusal as RuleRefusal, RequestId,
     VolumeFacts,
 };
-use twinrail_protocol::wire::{Attach, AttachMode, Control, ControlKind, Frame};
+use twinrail_protocol::wire::{Attach, AttachMode, Control, ControlKind, Frame, Standby};
 use twinrail_protocol::{BootId, QueueId, Secret, SessionId, Status};
 
 use super::SESSION_LINES;
@@ -55,6 +55,8 @@ struct State {
     live: HashMap<SessionId, Arc<Session>>,
     /// Attaches that wait for their answer.
     asking: HashMap<RequestId, Asked>,
+    /// Connections that stand by, each with what is dropped to tell it that its place is gone.
+    standing: HashMap<PathId, oneshot::Sender<()>>,
     /// Number of the last request or path.
     last: u64,
 }
@@ -93,7 +95,13 @@ impl Sessions {
         });
         let holdings = Holdings::new(facts, boot_id, limits, 0);
         Arc::new(Self {
-            state: Mutex::new(State { holdings, live: HashMap::new(), asking: HashMap::new(), last: 0 }),
+            state: Mutex::new(State {
+                holdings,
+                live: HashMap::new(),
+                asking: HashMap::new(),
+                standing: HashMap::new(),
+                last: 0,
+            }),
             volumes: volumes.to_vec(),
             mailboxes,
             metrics,
@@ -169,10 +177,45 @@ impl Sessions {
     pub fn activate(&self, session: SessionId, secret: &Secret, queue: QueueId) -> Result<Permit<'_>, Refusal> {
         let mut state = self.state();
         let path = PathId(state.number());
-        state.holdings.join(session, &digest(secret), queue, path)?;
+        let leaves = state.holdings.join(session, &digest(secret), queue, path)?;
+        self.oust(&mut state, leaves);
         let session = state.live.get(&session).cloned().ok_or(RuleRefusal::SessionLost { session })?;
         let mailbox = &self.mailboxes[self.reactor_of(session.id, queue)];
         Ok(Permit { session, path, mailbox, _state: state })
+    }
+
+    /// Asks whether a connection may stand by for a queue; if so, `tell` hears of the queue from its reactor. Gives the
+    /// path that it counts as, the way to the reactor, and what tells it that a newer one took its place. Its end
+    /// must be told by [`Self::standby_lost`].
+    ///
+    /// # Errors
+    /// The [`Refusal`] to answer with.
+    pub fn stand_by(
+        &self,
+        standby: &Standby,
+        tell: mpsc::Sender<FromReactor>,
+    ) -> Result<(PathId, &Mailbox, oneshot::Receiver<()>), Refusal> {
+        let Standby { session, ref secret, queue, rail } = *standby;
+        let mut state = self.state();
+        let path = PathId(state.number());
+        let leaves = state.holdings.stand_by(session, &digest(secret), queue, rail, path)?;
+        self.oust(&mut state, leaves);
+        let (notice, ousted) = oneshot::channel();
+        state.standing.insert(path, notice);
+        let mailbox = &self.mailboxes[self.reactor_of(session, queue)];
+        // Under the lock: the reactor hears of the session's end after this.
+        mailbox.send(Message::Standby { session, queue, path, what: ToReactor::Stands { tell } });
+        Ok((path, mailbox, ousted))
+    }
+
+    /// A standby loses its place (I8).
+    fn oust(&self, state: &mut State, leaves: Option<(SessionId, PathId)>) {
+        if let Some((session, path)) = leaves {
+            state.standing.remove(&path);
+            state.holdings.path_failed(session, path, self.now_ms());
+            // Its session may be without a path now.
+            self.deadlines.notify_one();
+        }
     }
 
     /// A reactor refused a connection.
@@ -182,7 +225,10 @@ impl Sessions {
 
     /// A connection doesn't stand by any more.
     pub fn standby_lost(self: &Arc<Self>, session: SessionId, path: PathId) {
-        self.path_failed(session, path);
+        self.change(|state, now_ms| {
+            state.standing.remove(&path);
+            state.holdings.path_failed(session, path, now_ms);
+        });
     }
 
     /// Acts on what reactors tell and on deadlines, for ever.
@@ -330,7 +376,7 @@ pub struct Permit<'a> {
     _state: MutexGuard<'a, State>,
 }
 
-impl<'a> Permit<'a> {
+impl Permit<'_> {
     /// The session.
     #[must_use]
     pub fn session(&self) -> &Arc<Session> {
@@ -341,14 +387,6 @@ impl<'a> Permit<'a> {
     #[must_use]
     pub fn path(&self) -> PathId {
         self.path
-    }
-
-    /// Makes the connection one that stands by; `tell` hears of its queue. Gives the way to the queue's reactor.
-    #[must_use]
-    pub fn stand_by(self, queue: QueueId, tell: mpsc::Sender<FromReactor>) -> &'a Mailbox {
-        let (session, path, what) = (self.session.id, self.path, ToReactor::Stands { tell });
-        self.mailbox.send(Message::Standby { session, queue, path, what });
-        self.mailbox
     }
 
     /// Gives the connection to the reactor.

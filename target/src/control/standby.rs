@@ -7,15 +7,15 @@ use std::io;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use twinrail_protocol::limits::{HEADER_LEN, MAX_HANDSHAKE_PAYLOAD};
 use twinrail_protocol::liveness::{Liveness, Pulse};
 use twinrail_protocol::target::PathId;
-use twinrail_protocol::wire::{Control, ControlKind, Frame, Handshake, Payload, Rail, Standby, Standing};
+use twinrail_protocol::wire::{Control, ControlKind, Frame, Handshake, Payload, Standby, Standing};
 use twinrail_protocol::{ControlCredit, Epoch, QueueId, SessionId, Status, crc32c};
 
-use super::handshake::Host;
+use super::handshake::{Host, check_rail};
 use super::refusal::Refusal;
 use super::wire::{Connection, Failure};
 use crate::reactor::mailbox::{FromReactor, Mailbox, Message, ToReactor};
@@ -39,6 +39,8 @@ pub(super) struct Standee<'a> {
     path: PathId,
     mailbox: &'a Mailbox,
     told: mpsc::Receiver<FromReactor>,
+    /// Ends when a newer connection took its place.
+    ousted: oneshot::Receiver<()>,
     credit: ControlCredit,
     liveness: Liveness,
     begun: Instant,
@@ -50,17 +52,10 @@ pub(super) struct Standee<'a> {
 impl<'a> Standee<'a> {
     /// Answers STANDBY.
     pub(super) async fn begin(host: &'a Host, c: &mut Connection, standby: &Standby) -> Result<Self, Failure> {
-        let Standby { session, ref secret, queue, rail } = *standby;
-        if rail != Rail::TCP {
-            let text = format!("this is a {} connection; it can't be a path on {}", Rail::TCP.name(), rail.name());
-            return Err(Refusal::new(Status::BAD_PARAMETER, text).into());
-        }
+        let Standby { session, queue, rail, .. } = *standby;
+        check_rail(rail)?;
         let (tell, told) = mpsc::channel(TOLD);
-        let (path, mailbox) = {
-            let permit = host.sessions.activate(session, secret, queue)?;
-            let path = permit.path();
-            (path, permit.stand_by(queue, tell))
-        };
+        let (path, mailbox, ousted) = host.sessions.stand_by(standby, tell)?;
         let mut standee = Self {
             host,
             session,
@@ -68,6 +63,7 @@ impl<'a> Standee<'a> {
             path,
             mailbox,
             told,
+            ousted,
             credit: ControlCredit::default(),
             liveness: Liveness::new(host.probe_period_ms, 0),
             begun: Instant::now(),
@@ -95,7 +91,7 @@ impl<'a> Standee<'a> {
                 Pulse::Quiet { until_ms } => Duration::from_millis(until_ms.saturating_sub(self.now_ms()).max(1)),
                 Pulse::Probe { token } => {
                     if self.credit.ask() {
-                        say(c, &Control::new(ControlKind::Probe, Epoch(0), token), "").await?;
+                        say(c, &Control::new(ControlKind::Probe, Epoch(0), token), "")?;
                     }
                     continue;
                 }
@@ -105,21 +101,23 @@ impl<'a> Standee<'a> {
                 told = self.told.recv() => match told {
                     Some(FromReactor::Alive { token }) => {
                         self.credit.answer();
-                        say(c, &Control::new(ControlKind::ProbeReply, Epoch(0), token), "").await?;
+                        say(c, &Control::new(ControlKind::ProbeReply, Epoch(0), token), "")?;
                     }
                     Some(FromReactor::PathLost { epoch }) => {
-                        say(c, &Control::new(ControlKind::PathLost, epoch, 0), "").await?;
+                        say(c, &Control::new(ControlKind::PathLost, epoch, 0), "")?;
                     }
                     Some(FromReactor::Stands { .. }) => {}
                     Some(FromReactor::Ended { status }) => {
-                        let mut control = Control::new(ControlKind::Disconnect, Epoch(0), 0);
-                        control.status = status;
-                        say(c, &control, "the session has ended").await?;
+                        say_goodbye(c, status, "the session has ended")?;
                         return Ok(Outcome::Over);
                     }
                     // The reactor has ended, and the target with it.
                     None => return Ok(Outcome::Over),
                 },
+                _ = &mut self.ousted => {
+                    say_goodbye(c, Status::SUPERSEDED, "a newer connection needs the place of this standby")?;
+                    return Ok(Outcome::Over);
+                }
                 frame = read_frame(&c.stream, &mut self.frame, &mut self.got) => match frame? {
                     Frame::Control(control) => {
                         if let Some(over) = self.control(&control)? {
@@ -185,13 +183,25 @@ impl Drop for Standee<'_> {
     }
 }
 
-async fn say(c: &mut Connection, control: &Control, text: &str) -> Result<(), Failure> {
+fn say_goodbye(c: &Connection, status: Status, text: &str) -> Result<(), Failure> {
+    let mut control = Control::new(ControlKind::Disconnect, Epoch(0), 0);
+    control.status = status;
+    say(c, &control, text)
+}
+
+/// Doesn't wait: a peer that doesn't take the little that is said on a standby has no use for one, and one whose
+/// place is gone would keep its socket (I8).
+fn say(c: &Connection, control: &Control, text: &str) -> Result<(), Failure> {
     let payload = match text {
         "" => Payload::default(),
         text => Payload { length: text.len() as u32, crc: crc32c(text.as_bytes()) },
     };
     let control = Control { payload, ..*control };
-    c.send_bytes(&[&Frame::Control(control).encode()[..], text.as_bytes()].concat()).await
+    let bytes = [&Frame::Control(control).encode()[..], text.as_bytes()].concat();
+    match c.stream.try_write(&bytes)? == bytes.len() {
+        true => Ok(()),
+        false => Err(io::Error::from(io::ErrorKind::WouldBlock).into()),
+    }
 }
 
 /// The next frame, whole in `frame`; may be given up at any time and begun again.

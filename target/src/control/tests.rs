@@ -8,9 +8,9 @@ use tokio::runtime::Runtime;
 use twinrail_protocol::limits::{HEADER_LEN, MAX_HANDSHAKE_PAYLOAD};
 use twinrail_protocol::wire::{
     Activate, Activated, Attach, AttachFlags, AttachMode, Command, Control, ControlKind, Frame, Handshake, Hello,
-    Payload, Rail,
+    Payload, Rail, Standby, Standing,
 };
-use twinrail_protocol::{Epoch, Instance, QueueId, Secret, SessionId, Status, VolumeId, crc32c};
+use twinrail_protocol::{Epoch, Instance, QueueId, Secret, Sequence, SessionId, Slot, Status, VolumeId, crc32c};
 
 use super::*;
 use crate::config::{ConfigFile, Settings};
@@ -133,7 +133,14 @@ impl Peer {
     }
 
     fn answer(&mut self) -> (u8, Payload, Vec<u8>) {
-        let Frame::Handshake { kind, payload } = self.header() else { panic!("no handshake frame") };
+        let (kind, payload) = loop {
+            match self.header() {
+                Frame::Handshake { kind, payload } => break (kind, payload),
+                // A standby is told of the path that another one takes over from.
+                Frame::Control(control) if control.kind == ControlKind::PathLost => {}
+                other => panic!("no handshake frame: {other:?}"),
+            }
+        };
         let mut bytes = vec![0; payload.length as usize];
         self.stream.read_exact(&mut bytes).unwrap();
         (kind, payload, bytes)
@@ -576,6 +583,130 @@ fn connections_that_serve_queues_are_limited() {
     let refused = target.greet().activate(1, 1).unwrap_err();
     assert_eq!(refused.status, Status::LIMIT_REACHED);
     assert!(refused.text.contains("raise max_connections"), "{}", refused.text);
+    target.stop().unwrap();
+}
+
+/// STANDBY for queue 0 of session `n`.
+fn stand_by(target: &Target, n: u8) -> Result<(Peer, Standing), Status> {
+    let mut peer = target.greet();
+    let standby = Standby { session: id(n), secret: secret(n), queue: QueueId(0), rail: Rail::TCP };
+    peer.frame(&Handshake::Standby(standby));
+    let (kind, payload, bytes) = peer.answer();
+    match Handshake::decode(kind, payload, &bytes).unwrap() {
+        Handshake::Standing(standing) => Ok((peer, standing)),
+        Handshake::Refused(refused) => Err(refused.status),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn i8_one_session_s_standbys_took_all_connections() {
+    let settings = Settings { max_connections: Some(3), lease_ms: Some(3_600_000), ..Settings::default() };
+    let target = Target::start(settings, &["disk0=memory,size=1M"]);
+    let reader = |n| Attach { mode: AttachMode::READ_ONLY, queues: 1, ..attach(n) };
+    let ousted = |mut peer: Peer| {
+        let Frame::Control(end) = peer.header() else { panic!("no control frame") };
+        assert_eq!((end.kind, end.status), (ControlKind::Disconnect, Status::SUPERSEDED));
+    };
+    let mut greedy = target.greet();
+    greedy.attach(&reader(1)).unwrap();
+    greedy.activate(1, 0).unwrap();
+    let mut standing = std::collections::VecDeque::new();
+    for _ in 0..50 {
+        standing.push_back(stand_by(&target, 1).unwrap().0);
+        if standing.len() > 2 {
+            ousted(standing.pop_front().unwrap());
+        }
+    }
+    // Another session takes the room of one of them.
+    let mut other = target.greet();
+    other.attach(&reader(2)).unwrap();
+    other.activate(2, 0).unwrap();
+    ousted(standing.pop_front().unwrap());
+    assert_eq!(stand_by(&target, 2).map(drop), Err(Status::LIMIT_REACHED), "no standby makes room for another one");
+    // It loses its path, whose room is taken at once, and comes back.
+    drop(other);
+    target.await_metric("twinrail_target_paths{rail=\"tcp\"}", 1.0);
+    let begun = Instant::now();
+    let last = loop {
+        match stand_by(&target, 1) {
+            Ok((peer, _)) => break peer,
+            Err(status) => assert_eq!(status, Status::LIMIT_REACHED),
+        }
+        assert!(begun.elapsed() < LIMIT);
+    };
+    // No command ever came to its table: it may ask for a new one.
+    let mut again = activation(2, 2, 0);
+    again.epoch = Epoch(2);
+    target.greet().activate_as(again).unwrap();
+    ousted(standing.pop_front().unwrap());
+    drop(last);
+    target.stop().unwrap();
+}
+
+#[test]
+fn two_standbys_that_activate_at_once_are_both_answered() {
+    let target =
+        Target::start(Settings { lease_ms: Some(3_600_000), ..Settings::default() }, &["disk0=memory,size=1M"]);
+    let mut first = target.greet();
+    first.attach(&attach(1)).unwrap();
+    first.activate(1, 0).unwrap();
+    for epoch in 1..=20_u64 {
+        let (mut one, standing) = stand_by(&target, 1).unwrap();
+        let (mut other, _) = stand_by(&target, 1).unwrap();
+        let next = |by| changed(|a| (a.epoch, a.instance) = (Epoch(2 * epoch + by), standing.instance));
+        one.frame(&Handshake::Activate(next(0)));
+        other.frame(&Handshake::Activate(next(1)));
+        // Had one of them come too late, it was hung up on as often as not.
+        let answers = [&mut one, &mut other].map(|peer| match peer.answer() {
+            (0x46, ..) => None,
+            (kind, payload, bytes) => match Handshake::decode(kind, payload, &bytes).unwrap() {
+                Handshake::Refused(refused) => Some(refused.status),
+                other => panic!("{other:?}"),
+            },
+        });
+        assert!(answers.contains(&None), "{answers:?}");
+        let reasons = [Status::STALE_EPOCH, Status::SUPERSEDED];
+        assert!(answers.iter().flatten().all(|status| reasons.contains(status)), "{answers:?}");
+        // A stale one is told so.
+        let (mut late, _) = stand_by(&target, 1).unwrap();
+        assert_eq!(late.activate_as(next(0)).unwrap_err().status, Status::STALE_EPOCH);
+    }
+    target.stop().unwrap();
+}
+
+#[test]
+fn a_report_that_breaks_a_rule_is_refused_by_its_name() {
+    let target =
+        Target::start(Settings { lease_ms: Some(3_600_000), ..Settings::default() }, &["disk0=memory,size=1M"]);
+    let mut first = target.greet();
+    first.attach(&attach(1)).unwrap();
+    first.activate(1, 0).unwrap();
+    let (_standby, standing) = stand_by(&target, 1).unwrap();
+    let command = |slot: u16, epoch| Command { slot: Slot(slot), sequence: Sequence(1), epoch, ..Command::default() };
+    let cases = [
+        ([command(1, Epoch(1)), command(2, Epoch(1))], "another epoch"),
+        ([command(2, Epoch(9)), command(1, Epoch(9))], "order of their slots"),
+        ([command(1, Epoch(10)), command(200, Epoch(10))], "doesn't have"),
+    ];
+    for (commands, rule) in cases {
+        let report = commands.map(|command| Frame::Command(command).encode()).concat();
+        let epoch = commands[1].epoch.max(Epoch(9));
+        let activate = changed(|a| (a.epoch, a.instance) = (epoch, standing.instance)).with_report(&report);
+        let refused = target.greet().activate_as(activate).unwrap_err();
+        assert_eq!(refused.status, Status::MALFORMED, "{rule}");
+        assert!(refused.text.contains(rule), "{}", refused.text);
+    }
+    target.stop().unwrap();
+}
+
+#[test]
+fn a_rail_that_nobody_knows_is_told_by_its_number() {
+    let target = Target::plain();
+    target.greet().attach(&attach(1)).unwrap();
+    let refused = target.greet().activate_as(changed(|a| a.rail = Rail(9))).unwrap_err();
+    assert_eq!(refused.status, Status::BAD_PARAMETER);
+    assert!(refused.text.contains("rail 9"), "{}", refused.text);
     target.stop().unwrap();
 }
 

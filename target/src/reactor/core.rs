@@ -19,11 +19,9 @@ use crate::metrics::{ReactorMetrics, VolumeMetrics};
 use crate::throttle::Throttle;
 use crate::volume::VolumeIndex;
 
-/// Log lines a second of paths that end in one way.
-const PATH_LINES: u64 = 20;
-
 /// Lines of paths that end, by who ended them: initiators that come and go, or break rules, cause as many as they
-/// like.
+/// like. One line a second of each kind, for all reactors together: a session that flaps on each of its queues must not fill
+/// the log.
 pub(super) struct PathLog {
     pub(super) violations: Throttle,
     pub(super) ours: Throttle,
@@ -31,6 +29,14 @@ pub(super) struct PathLog {
     /// Of paths that took the place of one that was lost.
     pub(super) switches: Throttle,
 }
+
+/// The lines of all reactors.
+pub(super) static PATH_LOG: PathLog = PathLog {
+    violations: Throttle::new(1),
+    ours: Throttle::new(1),
+    lost: Throttle::new(1),
+    switches: Throttle::new(1),
+};
 
 /// The common part of a reactor.
 pub(super) struct Core {
@@ -42,7 +48,6 @@ pub(super) struct Core {
     pub(super) mailboxes: Arc<[Arc<Mailbox>]>,
     pub(super) events: UnboundedSender<Event>,
     pub(super) metrics: ReactorMetrics,
-    pub(super) path_log: PathLog,
     volume_metrics: Box<[VolumeMetrics]>,
     pub(super) holds: Holds,
     /// Lanes that wait for memory, each once, in the order in which they began to.
@@ -89,7 +94,6 @@ impl Core {
         volume_metrics: Box<[VolumeMetrics]>,
     ) -> Self {
         let window_free = arena.length() / 2;
-        let [violations, ours, lost, switches] = [(); 4].map(|()| Throttle::new(PATH_LINES));
         Self {
             ring,
             arena,
@@ -98,7 +102,6 @@ impl Core {
             mailboxes,
             events,
             metrics,
-            path_log: PathLog { violations, ours, lost, switches },
             volume_metrics,
             holds: Holds::default(),
             waiting: VecDeque::with_capacity(1024),

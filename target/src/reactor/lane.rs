@@ -14,7 +14,7 @@ use twinrail_protocol::{
 };
 
 use super::arena::{Block, Piece};
-use super::core::Core;
+use super::core::{Core, PATH_LOG};
 use super::farewell::abort;
 use super::mailbox::Activation;
 use super::path::{Arriving, Departing, End, Path};
@@ -615,25 +615,25 @@ impl Lane {
     pub(super) fn end_path(&mut self, core: &mut Core, end: End) {
         let Some(mut path) = self.path.take() else { return };
         let status = end.status();
-        let peer = path.socket.peer_addr().map_or_else(|_| "unknown".into(), |a| a.to_string());
+        let peer = path.peer;
         let (session, queue, initiator) = (self.session.id, self.id, self.session.initiator.as_str());
         match &end {
             End::Violation(violation) => {
-                if let Some(unsaid) = core.path_log.violations.admit() {
-                    tracing::warn!(%session, %queue, initiator, peer, reason = %violation, unsaid, "connection ended: the initiator broke a rule");
+                if let Some(unsaid) = PATH_LOG.violations.admit() {
+                    tracing::warn!(%session, %queue, initiator, %peer, reason = %violation, unsaid, "connection ended: the initiator broke a rule");
                 }
                 core.metrics.violated(status);
                 path.say_goodbye(status, violation.detail, &core.arena, |d| core.returned.extend(d.block));
             }
             End::Ours(_) => {
-                if let Some(unsaid) = core.path_log.ours.admit() {
-                    tracing::info!(%session, %queue, initiator, peer, reason = %status, unsaid, "connection ended by this side");
+                if let Some(unsaid) = PATH_LOG.ours.admit() {
+                    tracing::info!(%session, %queue, initiator, %peer, reason = %status, unsaid, "connection ended by this side");
                 }
                 path.say_goodbye(status, "", &core.arena, |d| core.returned.extend(d.block));
             }
             End::Lost(_) => {
-                if let Some(unsaid) = core.path_log.lost.admit() {
-                    tracing::info!(%session, %queue, initiator, peer, reason = %status, unsaid, "connection ended by the other side");
+                if let Some(unsaid) = PATH_LOG.lost.admit() {
+                    tracing::info!(%session, %queue, initiator, %peer, reason = %status, unsaid, "connection ended by the other side");
                 }
             }
         }
@@ -702,7 +702,7 @@ impl Lane {
         self.metrics.switched(verdicts);
         let Some((lost_ms, cause)) = self.lost.take() else { return };
         let gap_ms = core.now_ms().saturating_sub(lost_ms);
-        if let Some(unsaid) = core.path_log.switches.admit() {
+        if let Some(unsaid) = PATH_LOG.switches.admit() {
             let (session, queue, initiator) = (self.session.id, self.id, self.session.initiator.as_str());
             let (epoch, [unknown, running, done]) = (self.queue.epoch(), verdicts);
             tracing::info!(%session, %queue, initiator, %epoch, %cause, gap_ms, unknown, running, done, unsaid, "path replaced");

@@ -1,6 +1,7 @@
 //! How other threads talk to a reactor: a bounded queue without locks, and an eventfd that the reactor's
 //! ring watches. Nothing here is on the path of a plain read or write.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,7 @@ use crossbeam_queue::ArrayQueue;
 use rustix::event::EventfdFlags;
 use tokio::sync::{mpsc, oneshot};
 use twinrail_protocol::target::{PathId, QueueOptions};
-use twinrail_protocol::{Epoch, Instance, QueueId, Range, SessionId, Status};
+use twinrail_protocol::{Epoch, Instance, QueueId, Range, SessionId, Status, Violation};
 
 use super::Parting;
 use crate::session::Session;
@@ -24,6 +25,8 @@ const CAPACITY: usize = 8192;
 pub struct Activation {
     /// The connection; ACTIVATED isn't sent yet, the reactor does that.
     pub socket: Socket,
+    /// Where it comes from.
+    pub peer: SocketAddr,
     /// The session, authenticated.
     pub session: Arc<Session>,
     /// What the control plane calls the path that the connection is to become.
@@ -41,13 +44,13 @@ pub struct Activation {
     /// The headers of the commands in flight, as they came.
     pub report: Vec<u8>,
     /// Told once ACTIVATED is on its way, or why not. On refusal the socket comes back for the REFUSED.
-    pub done: oneshot::Sender<Result<(), (Status, Socket)>>,
+    pub done: oneshot::Sender<Result<(), (Violation, Socket)>>,
 }
 
 impl Activation {
     /// Gives the connection back, to be told why it doesn't become the path.
     pub(super) fn refuse(self, status: Status) {
-        let _ = self.done.send(Err((status, self.socket)));
+        let _ = self.done.send(Err((Violation { status, detail: "it isn't possible now" }, self.socket)));
     }
 }
 

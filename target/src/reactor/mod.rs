@@ -35,9 +35,10 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 use twinrail_fallback_tcp::{SendVectored, Socket};
 use twinrail_protocol::limits::{HEADER_LEN, MAX_HANDSHAKE_PAYLOAD};
+use twinrail_protocol::liveness::Liveness;
 use twinrail_protocol::target::{PathId, Queue, QueueOptions};
 use twinrail_protocol::wire::{Activated, Credits, Frame, Handshake, Rail, VerdictKind, Writer};
-use twinrail_protocol::{Epoch, Instance, QueueId, SessionId, Status};
+use twinrail_protocol::{Epoch, Instance, QueueId, SessionId, Status, Violation};
 
 use self::arena::Arena;
 use self::core::Core;
@@ -487,14 +488,17 @@ impl Reactor {
     fn take_over(&mut self, index: usize) {
         let Some(lane) = self.lanes.get_mut(index).and_then(Option::as_mut) else { return };
         let Some(activation) = lane.fenced() else { return };
-        let Activation { socket, path, epoch, report, done, .. } = activation;
+        let Activation { socket, peer, path, epoch, report, done, .. } = activation;
         let follows = lane.queue.epoch() < epoch;
         if follows {
             lane.queue.activate(epoch);
         }
-        let Some((bytes, verdicts)) = answer(lane, epoch, &report) else {
-            let _ = done.send(Err((Status::MALFORMED, socket)));
-            return;
+        let (bytes, verdicts) = match answer(lane, epoch, &report) {
+            Ok(answer) => answer,
+            Err(violation) => {
+                let _ = done.send(Err((violation, socket)));
+                return;
+            }
         };
         // Little was sent on this socket so far, and its buffer is empty: what it doesn't take at once it will never
         // take. Nobody can be told on it then.
@@ -502,10 +506,10 @@ impl Reactor {
             return farewell::abort(socket);
         }
         let QueueOptions { depth, in_capsule, .. } = *lane.queue.options();
-        let probe_period_ms = self.core.options.probe_period_ms;
+        let liveness = Liveness::new(self.core.options.probe_period_ms, self.core.now_ms());
         // What was forgotten needs no memory.
         lane.free_forgotten(&mut self.core);
-        lane.path = Some(Path::new(path, socket, epoch, depth, in_capsule, probe_period_ms, self.core.now_ms()));
+        lane.path = Some(Path::new(path, peer, socket, epoch, depth, in_capsule, liveness));
         lane.metrics.path_began();
         if follows {
             lane.switched(&self.core, verdicts);
@@ -686,14 +690,20 @@ impl Reactor {
 }
 
 /// Encodes ACTIVATED with a verdict for each command that the initiator reports in flight, and counts them by kind.
-fn answer(lane: &mut Lane, epoch: Epoch, report: &[u8]) -> Option<(Vec<u8>, [u64; 3])> {
+///
+/// # Errors
+/// The rule that the report breaks.
+fn answer(lane: &mut Lane, epoch: Epoch, report: &[u8]) -> Result<(Vec<u8>, [u64; 3]), Violation> {
+    let broken = |detail| Violation { status: Status::MALFORMED, detail };
     let (headers, _) = report.as_chunks::<HEADER_LEN>();
     let mut verdicts = vec![0; headers.len() * (HEADER_LEN + 4)];
     let mut writer = Writer::new(&mut verdicts);
     let (mut count, mut kinds) = (0, [0; 3]);
     for header in headers {
-        let Frame::Command(command) = Frame::decode(header).ok()?.on_rail(Rail::TCP).ok()? else { return None };
-        let verdict = lane.queue.verdict(&command).ok()?;
+        let Ok(Frame::Command(command)) = Frame::decode(header).and_then(|frame| frame.on_rail(Rail::TCP)) else {
+            return Err(broken("a report of something else than commands"));
+        };
+        let verdict = lane.queue.verdict(&command)?;
         debug_assert!((verdict.kind == VerdictKind::Done) == verdict.reply.is_some());
         kinds[match verdict.kind {
             VerdictKind::Unknown => 0,
@@ -703,7 +713,8 @@ fn answer(lane: &mut Lane, epoch: Epoch, report: &[u8]) -> Option<(Vec<u8>, [u64
         verdict.encode(&mut writer);
         count += 1;
     }
-    let length = writer.finish()?;
+    let too_long = || broken("a report whose answer has no room");
+    let length = writer.finish().ok_or_else(too_long)?;
     let options = lane.queue.options();
     let (depth, in_capsule) = (options.depth, options.in_capsule);
     let credits = lane.queue.grant().said();
@@ -712,7 +723,7 @@ fn answer(lane: &mut Lane, epoch: Epoch, report: &[u8]) -> Option<(Vec<u8>, [u64
     activated.credits = credits;
     let frame = Handshake::Activated(activated.with_verdicts(count, &verdicts[..length]));
     let mut bytes = vec![0; HEADER_LEN + MAX_HANDSHAKE_PAYLOAD];
-    let length = frame.encode(&mut bytes)?;
+    let length = frame.encode(&mut bytes).ok_or_else(too_long)?;
     bytes.truncate(length);
-    Some((bytes, kinds))
+    Ok((bytes, kinds))
 }

@@ -1,6 +1,7 @@
 //! One connection of a queue: a socket with its framing, and what is known of its health.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 
 use twinrail_fallback_tcp::{Flushed, Inbound, Outbound, Socket};
@@ -45,6 +46,8 @@ pub(super) struct Arriving {
 pub(super) struct Path {
     /// What the control plane calls it.
     pub(super) id: PathId,
+    /// Where it comes from: a socket that was reset doesn't know any more.
+    pub(super) peer: SocketAddr,
     pub(super) socket: Socket,
     pub(super) inbound: Inbound,
     pub(super) outbound: Outbound<Departing>,
@@ -119,22 +122,23 @@ impl From<Violation> for End {
 impl Path {
     pub(super) fn new(
         id: PathId,
+        peer: SocketAddr,
         socket: Socket,
         epoch: Epoch,
         depth: u16,
         in_capsule: u32,
-        probe_period_ms: u64,
-        now_ms: u64,
+        liveness: Liveness,
     ) -> Self {
         Self {
             id,
+            peer,
             socket,
             inbound: Inbound::new(in_capsule),
             outbound: Outbound::new(usize::from(depth) + SPARE_REPLIES),
             arriving: None,
             epoch,
             credit: ControlCredit::default(),
-            liveness: Liveness::new(probe_period_ms, now_ms),
+            liveness,
             watched_in: false,
             watched_out: false,
             stalled_since_ms: None,

@@ -22,7 +22,8 @@ Exit codes:
   5    the session was lost: no connection for as long as --fail-fast allows, a target that was
        restarted, another writer that took the volume; whether the last changes were executed
        is unknown
-  130  interrupted by SIGINT or SIGTERM";
+  130  interrupted by SIGINT or SIGTERM: what is in flight is finished first, within 10 s, or
+       within a second if there is no connection; a second signal ends it at once";
 
 /// The codes of [`HELP`], which never change their meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,8 +112,7 @@ fn line(error: &anyhow::Error) -> String {
             line = format!("{line}: {cause}");
         }
     }
-    // Some of the words are the target's: a terminal shall not obey them.
-    line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    output::on_one_line(&line)
 }
 
 /// Ends for what clap has to say: a text that was asked for, or an error in the form of ours.

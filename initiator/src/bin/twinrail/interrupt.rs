@@ -1,4 +1,5 @@
-//! SIGINT and SIGTERM: what is in flight is finished, nothing new begins, and all of it in a bounded time.
+//! SIGINT and SIGTERM: what is in flight is finished, nothing new begins, and all of it in a bounded time. The thread
+//! that waits for them also looks whether there is a connection: without one nothing can be finished.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -7,12 +8,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use twinrail_initiator::Session;
 
 use crate::exit::{Code, Interrupted};
+use crate::outage::{self, Watch};
 use crate::output;
 
 /// How long a command may take to end after the first signal; the second one ends it at once.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// How long a connection may be missing then: one that is replaced at once is worth the wait.
+const CUT_OFF: Duration = Duration::from_millis(500);
 
 /// Tells of signals. Cheap to clone.
 #[derive(Clone, Default)]
@@ -28,6 +34,8 @@ struct Inner {
     /// Held to change what [`Interrupt::wait`] waits for.
     lock: Mutex<()>,
     changed: Condvar,
+    /// The sessions in use.
+    watches: Mutex<Vec<Watch>>,
 }
 
 impl Interrupt {
@@ -50,13 +58,18 @@ impl Interrupt {
     }
 
     async fn serve(&self, mut interrupted: Signal, mut terminated: Signal) {
-        tokio::select! { _ = interrupted.recv() => {}, _ = terminated.recv() => {} }
+        tokio::select! {
+            _ = interrupted.recv() => {},
+            _ = terminated.recv() => {},
+            () = self.look() => {},
+        }
         if self.inner.busy.load(Ordering::SeqCst) {
             self.raise();
             tokio::select! {
                 _ = interrupted.recv() => {},
                 _ = terminated.recv() => {},
                 () = tokio::time::sleep(GRACE) => {},
+                () = self.cut_off() => {},
             }
             output::complain("twinrail: interrupted; requests that were in flight may or may not have been executed");
         } else {
@@ -65,8 +78,33 @@ impl Interrupt {
         std::process::exit(i32::from(Code::Interrupted as u8));
     }
 
-    /// From now on there is something to finish: until then a signal ends the process at once.
-    pub(crate) fn finish_first(&self) {
+    /// Looks at the sessions now and then, for ever.
+    async fn look(&self) {
+        loop {
+            tokio::time::sleep(outage::LOOK).await;
+            self.watches(|watches| watches.iter_mut().for_each(Watch::look));
+        }
+    }
+
+    /// Waits until a session has no connection, and doesn't get one at once.
+    async fn cut_off(&self) {
+        loop {
+            let cut_off = self.watches(|watches| watches.iter().any(|watch| watch.cut_off() >= CUT_OFF));
+            if cut_off {
+                return;
+            }
+            tokio::time::sleep(outage::LOOK).await;
+        }
+    }
+
+    fn watches<T>(&self, with: impl FnOnce(&mut Vec<Watch>) -> T) -> T {
+        with(&mut self.inner.watches.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// From now on there is something to finish with these sessions: until then a signal ends the process at once.
+    pub(crate) fn finish_first<'a>(&self, sessions: impl IntoIterator<Item = &'a Session>) {
+        let watches = sessions.into_iter().map(|session| Watch::new(session.clone()));
+        self.watches(|all| all.extend(watches));
         self.inner.busy.store(true, Ordering::SeqCst);
     }
 

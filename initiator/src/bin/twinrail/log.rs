@@ -1,6 +1,8 @@
 //! What the library has to say goes to stderr if somebody asked for it by `RUST_LOG`: whatever ends a command is in its
 //! last line anyway.
 
+use std::io::IsTerminal;
+
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -15,7 +17,9 @@ pub(crate) fn begin() -> anyhow::Result<()> {
         Ok(text) if !text.is_empty() => filter(&text)?,
         _ => EnvFilter::new("off"),
     };
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // Colours are for eyes.
+    let seen = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(seen).init();
     Ok(())
 }
 

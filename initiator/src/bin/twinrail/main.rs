@@ -12,6 +12,7 @@ mod interrupt;
 mod log;
 mod metrics;
 mod number;
+mod outage;
 mod output;
 mod ping;
 mod progress;

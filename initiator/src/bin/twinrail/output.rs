@@ -55,6 +55,11 @@ pub(crate) fn written(result: io::Result<()>) -> anyhow::Result<()> {
     }
 }
 
+/// Words of a target in one line: a terminal shall not obey them.
+pub(crate) fn on_one_line(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
 /// Says something on stderr. Nobody is left to hear of it when that fails: the exit code says the rest.
 pub(crate) fn complain(text: impl fmt::Display) {
     let _unheard = writeln!(io::stderr(), "{text}");

@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Resul
         opened => opened,
     };
     let volume = attach.to_read(url)?;
-    interrupt.finish_first();
+    interrupt.finish_first([volume.as_async().session()]);
     let Some(Opened::File { file, name, length }) = opened else {
         let range = range.in_whole_blocks(&volume.geometry())?;
         let report = sums(&volume, url, range, *json, interrupt).with_context(|| url.to_string())?;

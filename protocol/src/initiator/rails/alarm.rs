@@ -14,6 +14,23 @@ impl Rails {
         }
     }
 
+    /// Since when commands are held: there is no path, or none that answers. Paths that completed no command and
+    /// didn't last are no interruption.
+    #[must_use]
+    pub fn held_since_us(&self) -> Option<u64> {
+        match &self.service {
+            Service::Serving(serving) => serving.suspicion.nobody_since_us(),
+            Service::Switching(switch) => Some(switch.unserved_us),
+        }
+    }
+
+    fn give_up_us(&self) -> u64 {
+        match (self.held_since_us(), self.settings.fail_fast_us) {
+            (Some(since_us), Some(limit_us)) => since_us.saturating_add(limit_us),
+            _ => NEVER,
+        }
+    }
+
     /// Whether that has lasted long enough to be called trouble.
     pub(super) fn in_trouble(&self, now_us: u64) -> bool {
         self.trouble_since_us().is_some_and(|since_us| now_us >= since_us.saturating_add(self.settings.alarm_us))
@@ -32,7 +49,7 @@ impl Rails {
             self.alarmed_us = Some(since_us);
             self.actions.push_back(Action::Alarm { since_us });
         }
-        if self.settings.fail_fast_us.is_some_and(|limit_us| now_us >= since_us.saturating_add(limit_us)) {
+        if now_us >= self.give_up_us() {
             self.actions.push_back(Action::GiveUp);
         }
     }
@@ -45,7 +62,6 @@ impl Rails {
         let Some(since_us) = trouble_us else { return NEVER };
         let alarm_us = self.settings.alarm_us;
         let alarm_us = if self.alarmed_us.is_some() { NEVER } else { since_us.saturating_add(alarm_us) };
-        let give_up_us = self.settings.fail_fast_us.map_or(NEVER, |limit_us| since_us.saturating_add(limit_us));
-        alarm_us.min(give_up_us)
+        alarm_us.min(self.give_up_us())
     }
 }

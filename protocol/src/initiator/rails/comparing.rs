@@ -14,6 +14,7 @@ impl Rails {
         {
             if serving.watch.probe_answered(token, now_us).is_some() {
                 serving.suspicion.answered(now_us);
+                serving.answered(self.settings.lasting_us, now_us);
             }
             return;
         }

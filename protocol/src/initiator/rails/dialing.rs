@@ -33,13 +33,24 @@ pub(super) struct Line {
     /// Not even in a hurry.
     earliest_us: u64,
     backoff: Backoff,
+    /// Paths in a row that served and didn't last.
+    short_lived: u32,
     pub(super) standby: Option<Standby>,
 }
 
 impl Line {
     pub(super) fn new(rail: Rail, usable: bool, settings: &Settings, now_us: u64) -> Self {
         let backoff = Backoff::new(settings.backoff_us, settings.backoff_max_us);
-        Self { rail, usable, dialing: None, dial_us: now_us, earliest_us: now_us, backoff, standby: None }
+        Self {
+            rail,
+            usable,
+            dialing: None,
+            dial_us: now_us,
+            earliest_us: now_us,
+            backoff,
+            short_lived: 0,
+            standby: None,
+        }
     }
 
     fn due_us(&self) -> u64 {
@@ -107,13 +118,27 @@ impl Rails {
         }
     }
 
-    /// A path of this rail serves.
+    /// A path of this rail serves. That it lasts is still to be shown.
     pub(super) fn dial_succeeded(&mut self, rail: Rail, now_us: u64) {
-        let redial_us = self.settings.redial_us;
+        self.line(rail).dial_us = now_us;
+    }
+
+    /// A path of this rail has served since then, and serves no more; `useful` if it completed commands.
+    pub(super) fn served(&mut self, rail: Rail, since_us: u64, useful: bool, now_us: u64) {
+        let settings = self.settings;
         let line = self.line(rail);
-        line.backoff.succeeded();
-        line.dial_us = now_us;
-        line.earliest_us = now_us.saturating_add(redial_us);
+        if now_us.saturating_sub(since_us) >= settings.lasting_us {
+            line.backoff.succeeded();
+            line.short_lived = 0;
+            return;
+        }
+        if useful {
+            line.backoff.succeeded();
+        }
+        let most_us = if useful { settings.redial_useful_us } else { settings.redial_max_us };
+        let apart_us = settings.redial_us.saturating_mul(1 << line.short_lived.min(32)).min(most_us);
+        line.short_lived = line.short_lived.saturating_add(1);
+        line.earliest_us = since_us.saturating_add(apart_us);
     }
 
     /// There is no path: whatever rail has one first will do.

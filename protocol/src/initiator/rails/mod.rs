@@ -61,6 +61,20 @@ struct Serving {
     epoch: Epoch,
     since_us: u64,
     suspicion: Suspicion,
+    /// Since when no command was completed, if paths were lost before this one and it hasn't made up for that.
+    unserved_us: Option<u64>,
+    /// It has completed a command.
+    useful: bool,
+}
+
+impl Serving {
+    /// The peer has answered on it. If it lasted, commands that are still out wait for the peer, not for a path.
+    #[inline]
+    fn answered(&mut self, lasting_us: u64, now_us: u64) {
+        if self.unserved_us.is_some() && now_us.saturating_sub(self.since_us) >= lasting_us {
+            self.unserved_us = None;
+        }
+    }
 }
 
 /// What the queue does: one path serves, or the next one is being looked for.
@@ -161,6 +175,7 @@ impl Rails {
             Service::Serving(serving) if serving.watch.path == path => {
                 serving.watch.answered(now_us);
                 serving.suspicion.progress(in_flight, now_us);
+                serving.answered(self.settings.lasting_us, now_us);
             }
             // Replies that come out of a drain count.
             Service::Switching(switch) if switch.is_draining(path) => switch.in_flight = in_flight,
@@ -168,6 +183,15 @@ impl Rails {
                 let standby = self.line(path.rail).standby.as_mut().filter(|s| s.watch.path == path);
                 standby.into_iter().for_each(|s| s.watch.answered(now_us));
             }
+        }
+    }
+
+    /// A command was completed, on the path that serves or from its drain.
+    #[inline]
+    pub fn completed(&mut self, now_us: u64) {
+        match &mut self.service {
+            Service::Serving(serving) => (serving.unserved_us, serving.useful) = (None, true),
+            Service::Switching(switch) => switch.unserved_us = now_us,
         }
     }
 

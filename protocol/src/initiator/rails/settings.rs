@@ -62,8 +62,15 @@ pub struct Settings {
     pub backoff_us: u64,
     /// Longest wait after any number of them.
     pub backoff_max_us: u64,
-    /// Least time between an activation and the next dial on that rail.
+    /// Least time between an activation and the next dial on that rail, once. It doubles with each path that lasts
+    /// less than [`Self::lasting_us`].
     pub redial_us: u64,
+    /// It doubles up to this if the last path completed commands,
+    pub redial_useful_us: u64,
+    /// and else up to this.
+    pub redial_max_us: u64,
+    /// A path that served for so long has lasted: what speaks against its rail is forgotten.
+    pub lasting_us: u64,
     /// How long a fresh RDMA path is watched after the first flap before it serves.
     pub settle_us: u64,
     /// Each further flap doubles that, up to this.
@@ -74,7 +81,8 @@ pub struct Settings {
     pub good_within_us: u64,
     /// Each such time that RDMA has served without a break takes one flap off the count.
     pub stable_us: u64,
-    /// With a time: no path for this long ends the session (fail-fast). Without: commands are held for ever.
+    /// With a time: no path for this long ends the session (fail-fast); paths that complete no command and don't last
+    /// don't interrupt it. Without: commands are held for ever.
     pub fail_fast_us: Option<u64>,
 }
 
@@ -131,8 +139,14 @@ impl Settings {
         backoff_us: 100_000,
         // Ten attempts within a lease (60 s) and within the grace of a target that was restarted.
         backoff_max_us: 5_000_000,
-        // A target that takes each path and drops it at once is asked a hundred times a second, not thousands.
+        // A single loss costs nothing that anybody notices.
         redial_us: 10_000,
+        // Work goes on, in pieces.
+        redial_useful_us: 100_000,
+        // A target that takes each path and drops it at once is asked once a second.
+        redial_max_us: 1_000_000,
+        // Longer than the wait for the next.
+        lasting_us: 1_000_000,
         // A cable that is being plugged in bounces for less.
         settle_us: 1_000_000,
         // A rail that fails each minute costs one switch a minute.

@@ -33,6 +33,8 @@ pub(super) struct Switch {
     pub(super) decided_us: u64,
     /// Since when nobody answered: that may be before the decision.
     pub(super) trouble_us: u64,
+    /// The same, but paths that completed nothing and didn't last are no interruption.
+    pub(super) unserved_us: u64,
     /// RDMA is to blame, if another rail turns out to work.
     blames_rdma: bool,
     pub(super) in_flight: bool,
@@ -48,6 +50,7 @@ impl Switch {
             quiet_us: now_us,
             decided_us: now_us,
             trouble_us: now_us,
+            unserved_us: now_us,
             blames_rdma: false,
             in_flight: false,
         }
@@ -79,6 +82,7 @@ impl Rails {
         let Service::Serving(serving) = &self.service else { return };
         let (path, epoch, since_us) = (serving.watch.path, serving.epoch, serving.since_us);
         let trouble_us = serving.suspicion.nobody_since_us().filter(|_| in_trouble).unwrap_or(now_us);
+        let (unserved_us, useful) = (serving.unserved_us.unwrap_or(trouble_us), serving.useful);
         let is_rdma = path.rail == Rail::RDMA;
         let switch = Switch {
             phase: Phase::Fencing(path),
@@ -87,10 +91,12 @@ impl Rails {
             quiet_us: serving.suspicion.quiet_since_us().filter(|_| cause != Cause::Return).unwrap_or(now_us),
             decided_us: now_us,
             trouble_us,
+            unserved_us,
             blames_rdma: is_rdma && !in_trouble && cause != Cause::SessionLost,
             in_flight: serving.suspicion.in_flight(),
         };
         self.service = Service::Switching(switch);
+        self.served(path.rail, since_us, useful, now_us);
         if is_rdma {
             self.settle.served(now_us.saturating_sub(since_us));
             if in_trouble {
@@ -188,7 +194,10 @@ impl Rails {
         }
         let silence = if rail == Rail::RDMA { self.settings.rdma } else { self.settings.tcp };
         let suspicion = Suspicion::new(self.settings, silence, switch.in_flight, now_us);
-        self.service = Service::Serving(Serving { watch, epoch, since_us: now_us, suspicion });
+        // Commands that wait are not served before one of them is completed.
+        let unserved_us = switch.in_flight.then_some(switch.unserved_us);
+        let serving = Serving { watch, epoch, since_us: now_us, suspicion, unserved_us, useful: false };
+        self.service = Service::Serving(serving);
         self.dial_succeeded(rail, now_us);
         self.end_turn();
     }

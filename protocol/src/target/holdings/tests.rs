@@ -157,7 +157,10 @@ impl Target {
     }
 
     fn join(&mut self, n: u8, secret: u8, path: u64) -> Result<(), Status> {
-        self.holdings.join(id(n), &digest(secret), QueueId(0), PathId(path)).map_err(|refusal| refusal.status())
+        self.holdings
+            .join(id(n), &digest(secret), QueueId(0), PathId(path))
+            .map(drop)
+            .map_err(|refusal| refusal.status())
     }
 
     fn ended(&mut self, n: u8) {
@@ -267,6 +270,39 @@ fn limits_hold_and_a_preempt_does_not_get_around_them() {
     t.join(2, 2, 2).unwrap();
     let many = Attach { queues: 999, ..request(2, R) };
     assert_eq!(t.attach(&many).unwrap().queues, 2, "as at first");
+}
+
+#[test]
+fn i8_standbys_of_one_session_kept_the_paths_of_others_out() {
+    let mut t = Target::start([None, None], BOOT, Limits { max_paths: 4, ..LIMITS });
+    t.take(1, X);
+    t.take(2, R);
+    let stand_by = |t: &mut Target, n: u8, queue: u16, path: u64| {
+        let leaves = t.holdings.stand_by(id(n), &digest(n), QueueId(queue), Rail::TCP, PathId(path));
+        let leaves = leaves.map_err(|refusal| refusal.status())?;
+        if let Some((session, path)) = leaves {
+            t.holdings.path_failed(session, path, 0);
+        }
+        Ok(leaves)
+    };
+    t.join(2, 2, 1).unwrap();
+    t.holdings.path_lost(id(2), PathId(1), 0);
+    assert_eq!([10, 11].map(|path| stand_by(&mut t, 1, 0, path)), [Ok(None); 2]);
+    for path in 12..1000 {
+        assert_eq!(stand_by(&mut t, 1, 0, path), Ok(Some((id(1), PathId(path - 2)))), "the oldest leaves");
+    }
+    assert_eq!([1000, 1001].map(|path| stand_by(&mut t, 1, 1, path)), [Ok(None); 2], "another queue");
+    assert_eq!(stand_by(&mut t, 2, 0, 2), Err(Status::LIMIT_REACHED));
+    for (path, spare) in [(3, 998), (4, 999)] {
+        let leaves = t.holdings.join(id(2), &digest(2), QueueId(0), PathId(path)).unwrap();
+        assert_eq!(leaves, Some((id(1), PathId(spare))), "a path never waits for a standby");
+        t.holdings.path_failed(id(1), PathId(spare), 0);
+    }
+    // Its own standby makes room before others do.
+    t.holdings.path_lost(id(2), PathId(4), 0);
+    assert_eq!(stand_by(&mut t, 2, 0, 5), Ok(None));
+    let leaves = t.holdings.join(id(2), &digest(2), QueueId(0), PathId(6)).unwrap();
+    assert_eq!(leaves, Some((id(2), PathId(5))));
 }
 
 // ---- repeated attaches, paths
@@ -416,6 +452,27 @@ fn who_hangs_up_while_waiting_holds_nothing() {
     t.drive();
     let mut t = t.restart(BOOT);
     assert!(t.attach(&request(2, X)).is_ok(), "and nobody waits for it in grace");
+}
+
+#[test]
+fn a_successor_that_hangs_up_before_its_answer_loses_its_volume_to_nobody() {
+    let mut t = Target::new();
+    t.take(1, X);
+    let successor = t.send(&takeover(1, X, 1, 2));
+    t.holdings.withdraw(RequestId(successor));
+    t.ended(1);
+    assert!(t.waits(successor), "nobody is there to hear the answer");
+    assert_eq!(t.status(&request(4, X)), Status::VOLUME_HELD);
+    // It asks again and goes on.
+    assert!(t.attach(&takeover(1, X, 1, 2)).unwrap().fresh);
+    // Should it never ask again, that ends with the lease.
+    let gone = t.send(&takeover(1, X, 2, 3));
+    t.holdings.withdraw(RequestId(gone));
+    t.ended(1);
+    let lease_ms = u64::from(LIMITS.lease_ms);
+    assert_eq!(t.holdings.deadline_ms(), Some(t.now_ms + lease_ms));
+    t.pass(lease_ms);
+    assert!(t.take(4, X).fresh);
 }
 
 #[test]

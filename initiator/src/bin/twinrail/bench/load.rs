@@ -13,8 +13,8 @@ use crate::interrupt::Interrupt;
 /// How long a thread sleeps at most before it looks for a change of phase.
 const LONGEST_WAIT: Duration = Duration::from_millis(50);
 
-/// Longest latency that is told from longer ones, in nanoseconds: a minute.
-const LONGEST_NS: u64 = 60_000_000_000;
+/// Longest latency that is told from longer ones, in nanoseconds: a day, as long as a connection may be waited for.
+const LONGEST_NS: u64 = 86_400_000_000_000;
 
 /// What counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl<'a> Control<'a> {
 pub(super) struct Measured {
     /// Latencies in nanoseconds.
     pub(super) latency_ns: Histogram<u64>,
-    /// Requests that failed while it was measured.
+    /// Requests that failed while it was measured, or were in flight at its end and failed then.
     pub(super) errors: u64,
     /// The first failure at any time.
     pub(super) first_error: Option<Error>,
@@ -143,12 +143,13 @@ impl Load<'_> {
             }
             now = Instant::now();
             for done in ended.drain(..) {
-                self.end(done, phase == Phase::Measure, now);
+                self.end(done, phase != Phase::WarmUp, now);
             }
             if let Err(end) = polled {
-                // What was in flight says it more precisely.
-                let first_error = self.measured.first_error.take();
-                return Err(first_error.map_or_else(|| reason(self.session, end).into(), Into::into));
+                // What was in flight says it more precisely. What was measured before is told all the same.
+                let end = || Error::Ended { end: reason(self.session, end) };
+                self.measured.first_error.get_or_insert_with(end);
+                return Ok(());
             }
         }
     }

@@ -54,6 +54,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// How long a queue's thread looks for replies before it sleeps, in microseconds at most; 0 never does
+    /// [default: 50]
     #[arg(long, value_name = "MICROSECONDS", value_parser = number::whole(0, 10_000u32))]
     spin_us: Option<u32>,
     /// Print one JSON object
@@ -82,7 +83,7 @@ pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Resul
     let options = Options { spin_us: arguments.spin_us.unwrap_or(defaults.spin_us), ..defaults };
     let (session, queues) = Session::attach(url, &options, &metrics)?;
     check_block(arguments.block_size, &session.geometry())?;
-    interrupt.finish_first();
+    interrupt.finish_first([&session]);
     let first = queues.first().context("the target gives no queue")?;
     let mut report = Report {
         url: url.to_string(),
@@ -106,6 +107,8 @@ pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Resul
     }
     output::tell(&report, *json)?;
     match error {
+        // The session ended with nothing in flight.
+        Some(error) if report.errors == 0 => Err(error),
         Some(error) => Err(error.context(format!("{} of {} requests failed", report.errors, report.tried()))),
         None => Ok(interrupt.check()?),
     }
@@ -159,11 +162,11 @@ fn measure(
         control.enter(Phase::Measure);
         let done = || if arguments.ios.is_some() { control.has_ended() } else { control.has_ended_in_part() };
         let _signal = interrupt.wait(seconds, done);
-        let (elapsed, after) = (begun.elapsed(), cpu());
         control.enter(Phase::Stop);
         let measured: Vec<_> =
             threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(anyhow!("a thread died")))).collect();
-        anyhow::Ok((measured, elapsed, before, after))
+        // What was in flight at the deadline belongs to what was measured, and so does the time that it took.
+        anyhow::Ok((measured, begun.elapsed(), before, cpu()))
     })?;
     let mut latency_ns = Histogram::<u64>::new(3)?;
     let (mut queues, mut first_error) = (Vec::new(), None);

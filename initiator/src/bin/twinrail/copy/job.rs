@@ -92,7 +92,8 @@ impl Job {
         verify: bool,
         interrupt: &Interrupt,
     ) -> anyhow::Result<Done> {
-        interrupt.finish_first();
+        let volumes = [Some(&self.volume), self.other.as_ref()];
+        interrupt.finish_first(volumes.into_iter().flatten().map(|volume| volume.as_async().session()));
         let volume = self.volume.as_async();
         let plan = Plan {
             arena: volume.arena(),

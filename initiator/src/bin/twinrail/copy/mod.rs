@@ -142,7 +142,7 @@ pub(crate) fn run(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Resul
         left_alone_bytes: copied.left_alone,
         untouched_bytes: job.untouched(copied.bytes),
         seconds,
-        mib_per_s: copied.bytes as f64 / (1 << 20) as f64 / seconds,
+        mib_per_s: copied.bytes as f64 / (1 << 20) as f64 / seconds.max(1e-9),
         verified: !no_verify,
     };
     match (json, job.is_to_stream()) {
@@ -164,11 +164,20 @@ fn onto_itself(from: &VolumeUrl, to: &VolumeUrl) -> anyhow::Error {
     usage(format!("{from} and {to} are the same volume: name another one as the destination"))
 }
 
+/// A rate with as many digits as tell something.
+fn rate(mib_per_s: f64) -> String {
+    match mib_per_s {
+        10.0.. => format!("{mib_per_s:.0} MiB/s"),
+        1.0.. => format!("{mib_per_s:.1} MiB/s"),
+        _ => format!("{:.1} KiB/s", mib_per_s * 1024.0),
+    }
+}
+
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { bytes, data_bytes, seconds, mib_per_s, untouched_bytes, .. } = *self;
         let verified = if self.verified { "verified" } else { "not verified" };
-        write!(f, "{bytes} bytes ({}) copied in {seconds:.2} s, {mib_per_s:.0} MiB/s, ", Shown(bytes))?;
+        write!(f, "{bytes} bytes ({}) copied in {seconds:.2} s, {}, ", Shown(bytes), rate(mib_per_s))?;
         write!(f, "of which {} data; {verified}", Shown(data_bytes))?;
         match untouched_bytes {
             0 => Ok(()),
@@ -180,6 +189,13 @@ impl fmt::Display for Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_small_copy_ran_at_0_mib_per_s() {
+        assert_eq!(rate(0.25), "256.0 KiB/s");
+        assert_eq!(rate(1.26), "1.3 MiB/s");
+        assert_eq!(rate(1234.5), "1234 MiB/s");
+    }
 
     #[test]
     fn an_end_is_a_volume_or_a_path() {

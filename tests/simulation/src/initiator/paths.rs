@@ -440,6 +440,8 @@ impl Initiator {
                     let place = Place { table, slot: command.slot.0, sequence: command.sequence.0 };
                     ground.record(What::RetryAltered { place, epoch: epoch.0 });
                 }
+                // The queue may not know of an attempt that was never heard of again.
+                command.epoch = epoch;
                 *room = Frame::Command(command).encode();
                 length += HEADER_LEN;
             }

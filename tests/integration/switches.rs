@@ -316,13 +316,14 @@ fn a_target_that_stands_still_for_a_while_costs_nothing_but_the_while() {
     target.process.signal(Signal::STOP);
     std::thread::scope(|scope| {
         let write = scope.spawn(|| volume.write(0, filled(&volume, 65536, 5)).1);
-        let alarmed = Instant::now();
-        while !volume.as_async().metrics().render().contains("alarms_total{reason=\"silence\"} 1\n") {
-            assert!(alarmed.elapsed() < PATIENCE, "no alarm");
-            std::thread::yield_now();
+        // Long enough for the alarm, and for an attempt to get another connection to fail.
+        for none_yet in ["alarms_total{reason=\"silence\"} 0\n", "dials_total{result=\"failed\"} 0\n"] {
+            let begun = Instant::now();
+            while volume.as_async().metrics().render().contains(none_yet) {
+                assert!(begun.elapsed() < PATIENCE, "still {none_yet}");
+                std::thread::yield_now();
+            }
         }
-        // Longer than any timer of an attempt to reach it.
-        std::thread::sleep(Duration::from_secs(6));
         target.process.signal(Signal::CONT);
         write.join().unwrap().unwrap();
     });
@@ -447,7 +448,13 @@ fn a_session_whose_queues_nobody_polls_outlives_its_lease() {
     target.scrape_until("the end of the path", |s| {
         s.sum("twinrail_target_disconnects_total", &[]) == 1.0 && s.sum("twinrail_target_paths", &[]) == 0.0
     });
-    std::thread::sleep(3 * LEASE);
+    // Leases of others that nobody keeps begin and end meanwhile.
+    for _ in 0..3 {
+        drop(wire::Queue::attach(target.address, "disk0", AttachMode::READ_ONLY));
+        target.scrape_until("the end of its lease", |s| {
+            s.sum("twinrail_target_sessions", &[("mode", "read-only")]) == 0.0
+        });
+    }
     assert_eq!(target.scrape().sum("twinrail_target_sessions", &[]), 1.0);
     let mut ended = Vec::new();
     while ended.is_empty() {

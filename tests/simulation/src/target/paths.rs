@@ -5,10 +5,10 @@ use twinrail_protocol::limits::{CONTROL_CREDIT, HEADER_LEN};
 use twinrail_protocol::target::{PathId, Queue, QueueOptions};
 use twinrail_protocol::wire::Writer;
 use twinrail_protocol::wire::{Activate, Activated, Command, Control, ControlKind, Credits, Handshake, VerdictKind};
-use twinrail_protocol::{Epoch, Geometry, GrantNumber, Instance, Status};
+use twinrail_protocol::{Epoch, Geometry, GrantNumber, Instance, Slot, Status};
 
 use super::handshake::MAX_TRANSFER;
-use super::{Phase, Target, ms};
+use super::{Lent, Phase, Target, ms};
 use crate::ground::Ground;
 use crate::history::{Place, Session as SessionNumber, Side, Table, VerdictGiven, What};
 use crate::note;
@@ -161,13 +161,7 @@ impl Target {
         ground.record(What::GrantSaid { table, number: grant, slots });
         let late = std::mem::take(&mut lane.late);
         // What wasn't whole is forgotten, and its buffers are free.
-        let free: Vec<_> = lane
-            .buffers
-            .iter_mut()
-            .zip(0..)
-            .filter(|(_, slot)| !core.is_busy(twinrail_protocol::Slot(*slot)))
-            .filter_map(|(lent, _)| lent.take())
-            .collect();
+        let free = forgotten(&mut lane.buffers, core);
         note!(ground, "target", "session {} queue {queue} has path {id}, epoch {epoch}", number.0);
         if let Some(connection) = self.connection(id) {
             connection.phase = Phase::Active { session: number, queue, epoch };
@@ -262,16 +256,16 @@ impl Target {
             return;
         };
         core.path_lost();
-        let free: Vec<_> = lane
-            .buffers
-            .iter_mut()
-            .zip(0..)
-            .filter(|(_, slot)| !core.is_busy(twinrail_protocol::Slot(*slot)))
-            .filter_map(|(lent, _)| lent.take())
-            .collect();
+        let free = forgotten(&mut lane.buffers, core);
         let late = std::mem::take(&mut lane.late);
         for lent in free.into_iter().chain(late.into_iter().filter_map(|late| late.payload)) {
             self.release(ground, lent);
         }
     }
+}
+
+/// Takes the buffers of slots whose commands the core knows nothing of any more.
+fn forgotten(buffers: &mut [Option<Lent>], core: &Queue) -> Vec<Lent> {
+    let slots = buffers.iter_mut().zip(0..);
+    slots.filter(|(_, slot)| !core.is_busy(Slot(*slot))).filter_map(|(lent, _)| lent.take()).collect()
 }
